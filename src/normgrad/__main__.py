@@ -1,0 +1,7 @@
+"""``python -m normgrad``."""
+
+import sys
+
+from normgrad.cli import main
+
+sys.exit(main())

@@ -1,0 +1,222 @@
+"""The callers' arrays: NumPy, torch, and whatever speaks DLPack.
+
+Each kind says how to see an array as (tensor, address), how to make one, and how to copy.
+"""
+
+import functools
+import sys
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from normgrad import dlpack, hostmem
+from normgrad.errors import ArrayTypeError, DeviceError, DtypeError
+from normgrad.spec import TensorSpec
+
+Array = Any
+
+
+class View(NamedTuple):
+    """An array as the core sees it; ``owner`` keeps the memory alive."""
+
+    tensor: TensorSpec
+    address: int
+    device: str
+    owner: object
+
+
+class Kind(Protocol):
+    """A family of arrays."""
+
+    def view(self, array: Array, name: str) -> View:
+        """See an operand; copies only where its memory cannot be read in place."""
+
+    def result_view(self, array: Array, name: str) -> View:
+        """See an array that is to be written, or say why it cannot be."""
+
+    def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:
+        """A new array of the kind of ``like``, and its address."""
+
+    def finish(self, array: Array, like: Array) -> Array:
+        """What the caller gets for an array made by ``empty``, once it is written."""
+
+    def scratch(self, nbytes: int, device: str) -> tuple[object, int]:
+        """Memory for the backend: what owns it, and its address."""
+
+    def copy(self, target: Array, source: Array) -> None:
+        """Write one array into another of the same shape and kind."""
+
+    def stream(self, device: str) -> int:
+        """The caller's current stream."""
+
+
+def kind_of(array: Array, name: str) -> Kind:
+    """The family of an array."""
+    cls: type = type(array)
+    kind = _kind_of_type(cls)
+    if kind is None:
+        rule = "must be a NumPy array, a torch tensor or an array that speaks DLPack"
+        raise ArrayTypeError(name, rule, f"a {type(array).__name__}")
+    return kind
+
+
+@functools.cache
+def _kind_of_type(cls: type) -> Kind | None:
+    if issubclass(cls, np.ndarray):
+        return NumpyKind()
+    torch = sys.modules.get("torch")
+    if torch is not None and issubclass(cls, torch.Tensor):
+        from normgrad.torch_arrays import TorchKind
+
+        return TorchKind()
+    if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
+        return DlpackKind()
+    return None
+
+
+def _numpy_dtype(dtype: "np.dtype[Any]") -> str:
+    return str(dtype.name) if dtype.isnative else str(dtype)
+
+
+class NumpyKind:
+    """NumPy arrays; bfloat16 is ml_dtypes'."""
+
+    def view(self, array: Array, name: str) -> View:
+        """In place, except for memory that is not aligned to its elements."""
+        itemsize = array.itemsize
+        if not array.flags.aligned or any(step % itemsize for step in array.strides):
+            array = np.array(array, order="C")
+        return self._view(array)
+
+    def result_view(self, array: Array, name: str) -> View:
+        """Writable and aligned arrays only."""
+        if not array.flags.writeable:
+            raise ArrayTypeError(name, "must be writable", "a read-only array")
+        if not array.flags.aligned or any(step % array.itemsize for step in array.strides):
+            raise ArrayTypeError(
+                name, "must be aligned to its elements", f"strides {array.strides} in bytes"
+            )
+        return self._view(array)
+
+    def _view(self, array: Array) -> View:
+        itemsize = array.itemsize
+        strides = tuple(step // itemsize for step in array.strides)
+        tensor = TensorSpec(array.shape, strides, _numpy_dtype(array.dtype))
+        return View(tensor, array.__array_interface__["data"][0], "cpu", array)
+
+    def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:
+        """A dense NumPy array with the strides asked for."""
+        array = dense_numpy(tensor, _numpy_type(tensor.dtype))
+        return array, array.__array_interface__["data"][0]
+
+    def finish(self, array: Array, like: Array) -> Array:
+        """The array itself."""
+        return array
+
+    def scratch(self, nbytes: int, device: str) -> tuple[object, int]:
+        """Bytes at an address that is a multiple of 64, a cache line."""
+        memory = np.empty(nbytes + 64, np.uint8)
+        return memory, -(-memory.__array_interface__["data"][0] // 64) * 64
+
+    def copy(self, target: Array, source: Array) -> None:
+        """NumPy's own copy."""
+        target[...] = source
+
+    def stream(self, device: str) -> int:
+        """The host has none."""
+        return 0
+
+
+def _numpy_type(dtype: str) -> "np.dtype[Any]":
+    if dtype != "bfloat16":
+        return hostmem.STORAGE[dtype]
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        msg = "a NumPy array of bfloat16 needs ml_dtypes: pip install ml_dtypes"
+        raise DtypeError("dtype", "must be a type of NumPy's own", msg) from error
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def dense_numpy(tensor: TensorSpec, dtype: "np.dtype[Any]") -> Array:
+    """An uninitialized array whose axes lie in memory in the order of the strides asked for."""
+    order = sorted(range(len(tensor.shape)), key=lambda axis: (-tensor.strides[axis], axis))
+    array = np.empty([tensor.shape[axis] for axis in order], dtype)
+    return array.transpose(np.argsort(order))
+
+
+class DlpackKind(NumpyKind):
+    """Any other producer of host memory, and of GPU memory by way of torch.
+
+    Results are made in memory of ours and handed over through the producer's ``from_dlpack``.
+    """
+
+    def view(self, array: Array, name: str) -> View:
+        """In place."""
+        device_type, device_id = dlpack.device_of(array)
+        if device_type == dlpack.CUDA:
+            import torch
+
+            tensor = torch.utils.dlpack.from_dlpack(array)
+            return kind_of(tensor, name).view(tensor, name)
+        if device_type not in dlpack.HOST:
+            rule = "must be on the CPU or an NVIDIA GPU"
+            raise DeviceError(name, rule, f"DLPack device type {device_type}, number {device_id}")
+        tensor_spec, address, owner, _ = dlpack.read(array, name)
+        return View(tensor_spec, address, "cpu", owner)
+
+    def result_view(self, array: Array, name: str) -> View:
+        """Memory whose producer says that it may be written."""
+        view = self.view(array, name)
+        if view.device == "cpu" and not dlpack.read(array, name)[3]:
+            rule = "must be writable (its producer does not say so through DLPack 1.0)"
+            raise ArrayTypeError(name, rule, f"a {type(array).__name__}")
+        return view
+
+    def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:
+        """Memory of ours for now."""
+        if device != "cpu":
+            from normgrad.torch_arrays import TorchKind
+
+            return TorchKind().empty(tensor, device, like)
+        array = dense_numpy(tensor, hostmem.STORAGE[tensor.dtype])
+        address = array.__array_interface__["data"][0]
+        return dlpack.Exporter(tensor, address, array), address
+
+    def finish(self, array: Array, like: Array) -> Array:
+        """The producer's own kind of array over it."""
+        return _consumer(like)(array)
+
+    def scratch(self, nbytes: int, device: str) -> tuple[object, int]:
+        """As the results."""
+        if device != "cpu":
+            from normgrad.torch_arrays import TorchKind
+
+            return TorchKind().scratch(nbytes, device)
+        return super().scratch(nbytes, device)
+
+    def copy(self, target: Array, source: Array) -> None:
+        """Through views of both."""
+        to, by = self.view(target, "out"), self.view(source, "result")
+        hostmem.view(to.address, to.tensor)[...] = hostmem.view(by.address, by.tensor)
+
+    def stream(self, device: str) -> int:
+        """That of torch, which sees the same device."""
+        if device != "cpu":
+            from normgrad.torch_arrays import TorchKind
+
+            return TorchKind().stream(device)
+        return 0
+
+
+def _consumer(array: Array) -> Any:
+    """The ``from_dlpack`` of the library that an array came from."""
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__().from_dlpack
+    module = sys.modules.get(type(array).__module__.partition(".")[0])
+    consumer = getattr(module, "from_dlpack", None)
+    if consumer is None:
+        rule = "must come from a library with from_dlpack, so that results can go back to it"
+        raise ArrayTypeError("input", rule, f"a {type(array).__name__}; pass numpy.from_dlpack(it)")
+    return consumer

@@ -1,0 +1,34 @@
+"""What a backend is."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from normgrad.geometry import Geometry
+    from normgrad.plan import Plan
+    from normgrad.spec import Spec
+
+
+class Backend(Protocol):
+    """One way to compute a plan. It trusts the plan: everything is validated before."""
+
+    name: str
+
+    def unavailable(self) -> str | None:
+        """Why it cannot work in this process, or None."""
+
+    def refuses(self, spec: "Spec", geometry: "Geometry") -> str | None:
+        """Why it cannot take this request, or None."""
+
+    def configure(self, spec: "Spec", geometry: "Geometry", compute: str) -> tuple[object, int]:
+        """Its settings for this request, frozen and printable, and the scratch bytes it needs."""
+        ...
+
+    def run(
+        self,
+        plan: "Plan",
+        addresses: Sequence[int | None],
+        workspace: int | None,
+        stream: int,
+    ) -> None:
+        """Write every wanted result. See ``Plan.run`` for the arguments."""

@@ -1,0 +1,5 @@
+"""The judge: NumPy in float64, on host memory."""
+
+from normgrad.backends.reference.backend import BACKEND
+
+__all__ = ["BACKEND"]

@@ -1,0 +1,98 @@
+"""Runs the formula on host memory and rounds each result once."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normgrad import hostmem
+from normgrad.backends.reference import formula
+from normgrad.geometry import Geometry
+from normgrad.plan import Plan
+from normgrad.spec import ROLES, Op, Spec
+
+Values = NDArray[np.float64]
+
+
+class ReferenceBackend:
+    """Float64 on the host; written to be read, not to be fast."""
+
+    name = "reference"
+
+    def unavailable(self) -> str | None:
+        """It needs NumPy alone."""
+        return None
+
+    def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
+        """Only memory that the host cannot read."""
+        if spec.device != "cpu":
+            return f"it reads host memory only, the arrays are on {spec.device}"
+        return None
+
+    def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
+        """Nothing to decide and no scratch memory."""
+        return None, 0
+
+    def run(
+        self, plan: Plan, addresses: Sequence[int | None], workspace: int | None, stream: int
+    ) -> None:
+        """Read everything, compute, then write: any overlap is harmless here."""
+        with np.errstate(all="ignore"):  # inf and nan flow through
+            operands = {
+                role: _read(plan, role, addresses[ROLES.index(role)]) for role in plan.spec.operands
+            }
+            values = evaluate(plan.spec, plan.geometry, operands)
+        for role in plan.spec.wanted:
+            tensor = plan.spec.tensor(role)
+            assert tensor is not None
+            target = hostmem.view(addresses[ROLES.index(role)], tensor)
+            target[...] = hostmem.narrow(values[role].reshape(tensor.shape), tensor.dtype)
+
+
+def evaluate(
+    spec: Spec, geometry: Geometry, operands: dict[str, formula.Array]
+) -> dict[str, formula.Array]:
+    """Every wanted result in the operands' own precision, in canonical shapes."""
+    dy, x = operands["dy"], operands["x"]
+    mean = operands.get("mean", 0.0)
+    gamma = operands.get("gamma", 1.0)
+    rstd = operands.get("rstd", 1.0)
+    if spec.rstd_is == "variance":
+        rstd = (rstd + spec.eps) ** -0.5
+    if spec.op is Op.BATCH_NORM_REDUCE:
+        sum_dy_xmu, sum_dy = formula.parameter_sums(dy, x - mean, geometry)
+        return {
+            "sum_dy": sum_dy,
+            "sum_dy_xmu": sum_dy_xmu,
+            "dgamma": sum_dy_xmu * rstd,
+            "dbeta": sum_dy,
+        }
+    xhat = formula.normalized(x, mean, rstd)
+    results = {}
+    if spec.op is not Op.BATCH_NORM_ELEMT:
+        results["dgamma"], results["dbeta"] = formula.parameter_sums(dy, xhat, geometry)
+    if spec.dx is not None and geometry.size:
+        inside, outside = formula.factors(rstd, gamma, geometry)
+        g = dy * inside
+        correction = None
+        if spec.op is Op.BATCH_NORM_ELEMT:
+            total = operands["counter"].sum()
+            correction = formula.joined_correction(
+                operands["sum_dy"], operands["sum_dy_xmu"], rstd, total
+            )
+        elif spec.training:
+            correction = formula.own_correction(g, xhat, geometry)
+        results["dx"] = formula.input_gradient(g, xhat, outside, correction)
+    else:
+        results["dx"] = dy
+    return results
+
+
+def _read(plan: Plan, role: str, address: int | None) -> Values:
+    tensor = plan.spec.tensor(role)
+    assert tensor is not None
+    values = hostmem.widen(hostmem.view(address, tensor), tensor.dtype)
+    return values if role == "counter" else values.reshape(plan.geometry.shape_of(role))
+
+
+BACKEND = ReferenceBackend()

@@ -1,0 +1,41 @@
+"""Finds the verb and runs it. A verb's module is imported only when it is used."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from normgrad import __version__
+from normgrad.errors import NormgradError
+
+# verb: what it is for. Each has a module of its name with `add_arguments(parser)` and `run(args)`.
+VERBS = {
+    "check": "run the named cases against the float64 reference",
+    "env": "print versions, hardware and the state of each backend",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0, 1 for a failed check, 2 for a wrong call."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="normgrad", description="Backward operators of batch, layer and group normalization."
+    )
+    parser.add_argument("--version", action="version", version=f"normgrad {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    asked = next((word for word in arguments if not word.startswith("-")), None)
+    modules = {}
+    for verb, purpose in VERBS.items():
+        sub = verbs.add_parser(verb, help=purpose, description=purpose)
+        if verb == asked:
+            modules[verb] = importlib.import_module(f"normgrad.cli.{verb.replace('-', '_')}")
+            modules[verb].add_arguments(sub)
+    args = parser.parse_args(arguments)
+    try:
+        code: int = modules[args.verb].run(args)
+    except NormgradError as error:
+        print(f"normgrad {args.verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return code

@@ -1,0 +1,53 @@
+"""Tables and progress: rich on a terminal, plain text in a pipe or where rich is absent."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def _rich() -> bool:
+    if not sys.stdout.isatty():
+        return False
+    try:
+        import rich  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def progress(items: Sequence[T], label: str) -> Iterator[T]:
+    """The items, with a bar on a terminal."""
+    if not _rich():
+        yield from items
+        return
+    from rich.progress import track
+
+    yield from track(items, description=label, transient=True)
+
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under a header; a cell of PASS or FAIL has its colour on a terminal."""
+    listed = [[str(cell) for cell in row] for row in rows]
+    if _rich():
+        _rich_table(title, header, listed)
+        return
+    widths = [max(len(cell) for cell in column) for column in zip(header, *listed, strict=True)]
+    print(title)
+    for row in [list(header), *listed]:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _rich_table(title: str, header: Sequence[str], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left")
+    for name in header:
+        shown.add_column(name)
+    colours = {"PASS": "[green]PASS[/green]", "FAIL": "[bold red]FAIL[/bold red]"}
+    for row in rows:
+        shown.add_row(*(colours.get(cell, cell) for cell in row))
+    Console().print(shown)

@@ -1,0 +1,70 @@
+"""What normgrad raises. Each error names the argument, the rule and the value."""
+
+from collections.abc import Mapping
+
+
+class NormgradError(Exception):
+    """The root of every exception of this library."""
+
+
+class ArgumentError(NormgradError):
+    """A rule about one argument does not hold.
+
+    ``role`` is the argument's name inside the core and ``rule`` may mention others as ``{role}``;
+    an interface with names of its own renders the sentence with them.
+    """
+
+    def __init__(
+        self, role: str, rule: str, got: object, names: Mapping[str, str] | None = None
+    ) -> None:
+        self.role = role
+        self.rule = rule
+        self.got = got
+        self.names: Mapping[str, str] = names or {}
+        super().__init__(role, rule, got)
+
+    def render(self, names: Mapping[str, str]) -> str:
+        """The sentence, with the argument names of one interface."""
+        rule = self.rule.format_map(_Names(names))
+        return f"{names.get(self.role, self.role)} {rule}, got {self.got}"
+
+    def __str__(self) -> str:
+        return self.render(self.names)
+
+
+class ShapeError(ArgumentError, ValueError):
+    """A shape, rank or number of elements is off."""
+
+
+class OptionError(ArgumentError, ValueError):
+    """An option's value is off."""
+
+
+class DeviceError(ArgumentError, ValueError):
+    """Arrays live on different devices, or on one that nothing here can reach."""
+
+
+class OverlapError(ArgumentError, ValueError):
+    """Outputs that share memory with themselves or with each other."""
+
+
+class DtypeError(ArgumentError, TypeError):
+    """A data type is off."""
+
+
+class ArrayTypeError(ArgumentError, TypeError):
+    """Not an array, an array that cannot be read, or an output that cannot be written."""
+
+
+class BackendError(NormgradError, ValueError):
+    """No backend takes the request; ``reasons`` has one sentence for each that was asked."""
+
+    def __init__(self, request: str, reasons: Mapping[str, str]) -> None:
+        self.reasons = dict(reasons)
+        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        super().__init__(f"no backend takes {request} ({listed})")
+
+
+class _Names(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return key

@@ -1,0 +1,72 @@
+"""From a request to something that can run: validated, canonical, with a backend chosen."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from normgrad import backends
+from normgrad.dtypes import compute_dtype
+from normgrad.errors import BackendError, OptionError
+from normgrad.geometry import Geometry, geometry_of, reshaped_strides
+from normgrad.spec import Spec
+from normgrad.validate import validate
+
+# Plans are small (a few kilobytes); a training program meets some hundreds of shapes.
+_CACHED_PLANS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request that will run: geometry, backend, the backend's own settings, scratch memory."""
+
+    spec: Spec
+    geometry: Geometry
+    compute: str  # the type of all arithmetic
+    backend: "backends.Backend" = field(repr=False)
+    config: object  # what the backend decided; frozen and printable
+    workspace_bytes: int
+
+    def run(
+        self, addresses: Sequence[int | None], workspace: int | None = None, stream: int = 0
+    ) -> None:
+        """Compute. Addresses are in the order of ``spec.ROLES``, that of the first element each.
+
+        ``dx`` may be the very view of ``x`` or ``dy``; no other operand may overlap a result.
+        """
+        if self.spec.wanted:
+            self.backend.run(self, addresses, workspace, stream)
+
+    def strides4(self, role: str) -> tuple[int, ...] | None:
+        """Strides of a role's tensor in the canonical view; None where only a copy has it."""
+        tensor = self.spec.tensor(role)
+        assert tensor is not None
+        return reshaped_strides(tensor, self.geometry.shape_of(role))
+
+
+def make_plan(spec: Spec, backend: str | None = None) -> Plan:
+    """Validate a request and choose who computes it. Equal requests share one plan."""
+    return _make_plan(spec, backend)
+
+
+@functools.lru_cache(maxsize=_CACHED_PLANS)
+def _make_plan(spec: Spec, backend: str | None) -> Plan:
+    if backend is not None and backend not in backends.NAMES:
+        known = ", ".join(repr(name) for name in backends.NAMES)
+        raise OptionError("backend", f"must be None or one of {known}", repr(backend))
+    validate(spec)
+    geometry = geometry_of(spec)
+    operands = tuple(
+        tensor.dtype
+        for role in (*spec.operands, *spec.wanted)
+        if role != "counter" and (tensor := spec.tensor(role)) is not None
+    )
+    compute = compute_dtype(operands)
+    reasons: dict[str, str] = {}
+    for name in (backend,) if backend else backends.preference(spec.device):
+        chosen = backends.get(name)
+        reason = chosen.unavailable() or chosen.refuses(spec, geometry)
+        if reason is None:
+            config, workspace_bytes = chosen.configure(spec, geometry, compute)
+            return Plan(spec, geometry, compute, chosen, config, workspace_bytes)
+        reasons[name] = reason
+    raise BackendError(f"{spec.op} on {spec.device}", reasons)

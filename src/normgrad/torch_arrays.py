@@ -1,0 +1,71 @@
+"""torch tensors as callers' arrays. Imported once a tensor was seen, so torch is loaded."""
+
+from typing import Any
+
+import torch
+
+from normgrad.errors import ArrayTypeError, DeviceError
+from normgrad.spec import TensorSpec
+
+from .arrays import View
+
+_NAMES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.int32: "int32",
+    torch.int64: "int64",
+}
+_TYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+class TorchKind:
+    """Dense torch tensors on the CPU or an NVIDIA GPU."""
+
+    def view(self, array: torch.Tensor, name: str) -> View:
+        """In place."""
+        if array.layout is not torch.strided:
+            raise ArrayTypeError(name, "must be a dense tensor", f"layout {array.layout}")
+        if array.is_neg():
+            array = array.resolve_neg()
+        dtype = _NAMES.get(array.dtype) or str(array.dtype).removeprefix("torch.")
+        tensor = TensorSpec(tuple(array.shape), array.stride(), dtype)
+        device = array.device
+        if device.type not in ("cpu", "cuda"):
+            raise DeviceError(name, "must be on the CPU or an NVIDIA GPU", f"device {device}")
+        where = "cpu" if device.type == "cpu" else f"cuda:{device.index}"
+        return View(tensor, array.data_ptr(), where, array)
+
+    def result_view(self, array: torch.Tensor, name: str) -> View:
+        """Any dense tensor can be written."""
+        if array.is_neg():
+            raise ArrayTypeError(name, "must be a plain tensor", "a negated view")
+        return self.view(array, name)
+
+    def empty(self, tensor: TensorSpec, device: str, like: Any) -> tuple[torch.Tensor, int]:
+        """A tensor with the strides asked for."""
+        array = torch.empty_strided(
+            tensor.shape, tensor.strides, dtype=_TYPES[tensor.dtype], device=device
+        )
+        return array, array.data_ptr()
+
+    def finish(self, array: torch.Tensor, like: Any) -> torch.Tensor:
+        """The tensor itself."""
+        return array
+
+    def scratch(self, nbytes: int, device: str) -> tuple[object, int]:
+        """From torch's allocator, whose blocks start at multiples of 64 bytes or more."""
+        memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return memory, memory.data_ptr()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """By torch itself."""
+        with torch.no_grad():
+            target.copy_(source)
+
+    def stream(self, device: str) -> int:
+        """The caller's current stream on the tensors' device."""
+        if device == "cpu":
+            return 0
+        return int(torch.cuda.current_stream(device).cuda_stream)

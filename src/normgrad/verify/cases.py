@@ -1,0 +1,217 @@
+"""The named cases. Each id says why the case exists."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+from normgrad.spec import RESULTS, Op, StatisticKind
+
+DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A problem without its numbers. ``layout`` names how the data lie in memory."""
+
+    id: str
+    op: Op
+    shape: tuple[int, ...]
+    layout: str = "contiguous"
+    channel_axis: int = 1
+    num_groups: int = 1
+    normalized: int = 1  # how many of the last axes layer norm normalizes
+    training: bool = True
+    statistic: StatisticKind = "invstd"
+    weight: bool = True
+    mask: tuple[bool, ...] = ()
+    statistics_dtype: str | None = None  # None: the data's own type
+    poison: float | None = None  # one element of x and dy is this
+    own_statistics: bool = True  # False: statistics that do not belong to the data
+    ranks: int = 3  # how many counts the element stage adds
+
+    @property
+    def name(self) -> str:
+        """Operator and id."""
+        return f"{self.op}/{self.id}"
+
+    @property
+    def wanted(self) -> tuple[bool, ...]:
+        """The mask, all results by default."""
+        return self.mask or (True,) * len(RESULTS[self.op])
+
+
+def _batch_like(op: Op) -> Iterator[Case]:
+    shapes = {
+        "nchw": (4, 6, 5, 7),
+        "two-axes": (33, 10),
+        "three-axes": (3, 17, 13),
+        "five-axes": (2, 4, 3, 5, 6),
+        "rank-8": (2, 3, 2, 1, 2, 2, 1, 3),
+        "one-channel": (5, 1, 9),
+        "one-element-per-statistic": (1, 5),
+        "ragged-long": (2, 3, 4099),
+        "many-channels": (3, 301, 2),
+        "long-batch": (1031, 7),
+        "wide-rows": (70, 130, 3),
+        "empty-batch": (0, 4, 3),
+        "empty-positions": (2, 4, 0),
+        "no-channels": (3, 0, 4),
+    }
+    for name, shape in shapes.items():
+        yield Case(id=name, op=op, shape=shape)
+    yield Case(id="channels-last", op=op, shape=(4, 6, 5, 7), layout="channels-last")
+    yield Case(id="channels-last-many", op=op, shape=(3, 130, 9, 8), layout="channels-last")
+    yield Case(id="channels-last-5d", op=op, shape=(2, 19, 3, 4, 5), layout="channels-last")
+    yield Case(id="nhwc-axis", op=op, shape=(4, 5, 7, 6), channel_axis=3)
+    yield Case(id="channel-axis-first", op=op, shape=(6, 5, 7), channel_axis=0)
+    for layout in ("sliced", "flipped", "transposed", "broadcast", "mixed", "offset"):
+        yield Case(id=layout, op=op, shape=(4, 6, 5, 8), layout=layout)
+    yield Case(id="no-weight", op=op, shape=(4, 6, 5), weight=False)
+    yield Case(id="float32-statistics", op=op, shape=(4, 6, 35), statistics_dtype="float32")
+    yield Case(
+        id="float32-statistics-channels-last",
+        op=op,
+        shape=(4, 20, 5, 7),
+        statistics_dtype="float32",
+        layout="channels-last",
+    )
+    yield Case(id="foreign-statistics", op=op, shape=(4, 6, 35), own_statistics=False)
+    yield Case(id="nan-in-data", op=op, shape=(4, 6, 5), poison=float("nan"))
+    yield Case(id="inf-in-data", op=op, shape=(4, 6, 5), poison=float("inf"))
+
+
+def _batch() -> Iterator[Case]:
+    yield from _batch_like(Op.BATCH_NORM)
+    op = Op.BATCH_NORM
+    yield Case(id="inference", op=op, shape=(4, 6, 35), training=False)
+    yield Case(
+        id="inference-channels-last",
+        op=op,
+        shape=(4, 12, 5, 7),
+        training=False,
+        layout="channels-last",
+    )
+    yield Case(id="variance", op=op, shape=(4, 6, 35), statistic="variance")
+    for layout, training in product(("contiguous", "channels-last"), (True, False)):
+        mode = "" if training else "-inference"
+        for mask in _masks(3):
+            bits = "".join("01"[bit] for bit in mask)
+            yield Case(
+                id=f"mask-{bits}-{layout}{mode}",
+                op=op,
+                shape=(4, 6, 5, 7),
+                mask=mask,
+                layout=layout,
+                training=training,
+            )
+
+
+def _reduce() -> Iterator[Case]:
+    yield from _batch_like(Op.BATCH_NORM_REDUCE)
+    for mask in _masks(4):
+        bits = "".join("01"[bit] for bit in mask)
+        yield Case(id=f"mask-{bits}", op=Op.BATCH_NORM_REDUCE, shape=(4, 6, 35), mask=mask)
+
+
+def _elemt() -> Iterator[Case]:
+    op = Op.BATCH_NORM_ELEMT
+    for case in _batch_like(op):
+        if case.id != "no-channels":
+            yield case
+    yield Case(id="one-rank", op=op, shape=(4, 6, 35), ranks=1)
+    yield Case(id="many-ranks", op=op, shape=(4, 6, 35), ranks=257)
+
+
+def _layer() -> Iterator[Case]:
+    op = Op.LAYER_NORM
+    shapes: dict[str, tuple[tuple[int, ...], int]] = {
+        "rows": ((7, 64), 1),
+        "one-axis": ((19,), 1),
+        "two-normalized": ((3, 4, 5), 2),
+        "all-normalized": ((3, 4, 5), 3),
+        "rank-8": ((2, 1, 2, 3, 1, 2, 2, 3), 4),
+        "ragged": ((13, 257), 1),
+        "one-element-per-statistic": ((6, 1), 1),
+        "long-row": ((3, 5003), 1),
+        "many-rows": ((1003, 24), 1),
+        "wide-and-tall": ((130, 768), 1),
+        "no-rows": ((0, 8), 1),
+        "no-columns": ((5, 0), 1),
+    }
+    for name, (shape, normalized) in shapes.items():
+        yield Case(id=name, op=op, shape=shape, normalized=normalized)
+    for layout in ("sliced", "flipped", "transposed", "broadcast", "mixed", "offset"):
+        yield Case(id=layout, op=op, shape=(6, 5, 8), layout=layout)
+    yield Case(id="no-weight", op=op, shape=(9, 50), weight=False)
+    yield Case(id="float32-statistics", op=op, shape=(9, 50), statistics_dtype="float32")
+    yield Case(id="foreign-statistics", op=op, shape=(9, 50), own_statistics=False)
+    yield Case(id="nan-in-data", op=op, shape=(9, 50), poison=float("nan"))
+    yield Case(id="inf-in-data", op=op, shape=(9, 50), poison=float("inf"))
+    for mask in _masks(3):
+        bits = "".join("01"[bit] for bit in mask)
+        yield Case(id=f"mask-{bits}", op=op, shape=(12, 33), mask=mask)
+
+
+def _group() -> Iterator[Case]:
+    op = Op.GROUP_NORM
+    shapes: dict[str, tuple[tuple[int, ...], int]] = {
+        "nchw": ((3, 12, 5, 7), 4),
+        "group-of-10": ((2, 40, 6, 6), 4),
+        "one-group": ((3, 6, 10), 1),
+        "instance": ((3, 6, 10), 6),
+        "two-axes": ((5, 12), 3),
+        "rank-8": ((2, 4, 2, 1, 2, 2, 1, 3), 2),
+        "one-element-per-statistic": ((2, 5, 1), 5),
+        "ragged-long": ((1, 6, 4099), 2),
+        "many-groups": ((2, 192, 9), 64),
+        "many-samples": ((65, 12, 9), 4),
+        "empty-batch": ((0, 8, 3), 2),
+        "empty-positions": ((2, 8, 0), 2),
+    }
+    for name, (shape, groups) in shapes.items():
+        yield Case(id=name, op=op, shape=shape, num_groups=groups)
+    common = {"op": op, "num_groups": 2}
+    yield Case(id="channels-last", shape=(4, 20, 5, 7), layout="channels-last", **common)  # type: ignore[arg-type]
+    yield Case(
+        id="channels-last-group-of-10",
+        op=op,
+        shape=(2, 320, 6, 6),
+        num_groups=32,
+        layout="channels-last",
+    )
+    yield Case(id="nhwc-axis", op=op, shape=(4, 5, 7, 6), channel_axis=3, num_groups=2)
+    for layout in ("sliced", "flipped", "transposed", "broadcast", "mixed", "offset"):
+        yield Case(id=layout, op=op, shape=(4, 6, 5, 8), num_groups=2, layout=layout)
+    yield Case(id="no-weight", op=op, shape=(4, 6, 35), num_groups=2, weight=False)
+    yield Case(
+        id="float32-statistics", op=op, shape=(4, 6, 35), num_groups=2, statistics_dtype="float32"
+    )
+    yield Case(id="foreign-statistics", op=op, shape=(4, 6, 35), num_groups=2, own_statistics=False)
+    yield Case(id="nan-in-data", op=op, shape=(4, 6, 5), num_groups=3, poison=float("nan"))
+    yield Case(id="inf-in-data", op=op, shape=(4, 6, 5), num_groups=3, poison=float("inf"))
+    for layout in ("contiguous", "channels-last"):
+        for mask in _masks(3):
+            bits = "".join("01"[bit] for bit in mask)
+            yield Case(
+                id=f"mask-{bits}-{layout}",
+                op=op,
+                shape=(4, 12, 5, 7),
+                num_groups=3,
+                mask=mask,
+                layout=layout,
+            )
+
+
+def _masks(length: int) -> Iterator[tuple[bool, ...]]:
+    yield from product((False, True), repeat=length)
+
+
+CASES: Final[tuple[Case, ...]] = (*_batch(), *_reduce(), *_elemt(), *_layer(), *_group())
+
+
+def select(op: str | None = None, case_id: str | None = None) -> tuple[Case, ...]:
+    """The cases of one operator, or of one id, or all."""
+    return tuple(
+        case for case in CASES if (op is None or case.op == op) and case_id in (None, case.id)
+    )

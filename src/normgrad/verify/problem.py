@@ -1,0 +1,189 @@
+"""Numbers for a case: off-centre x, dy independent of it, in the memory layout that it names."""
+
+import math
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normgrad import hostmem
+from normgrad.geometry import Geometry, geometry_of
+from normgrad.spec import RESULTS, Op, Spec, TensorSpec
+from normgrad.validate import result_shape
+from normgrad.verify.cases import Case
+
+Values = NDArray[np.float64]
+EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostArray:
+    """A strided array in host memory with its type by name (bfloat16 as its bits)."""
+
+    array: NDArray[Any]
+    dtype: str
+
+    @property
+    def tensor(self) -> TensorSpec:
+        """Shape, strides and type."""
+        strides = tuple(step // self.array.itemsize for step in self.array.strides)
+        return TensorSpec(self.array.shape, strides, self.dtype)
+
+    @property
+    def values(self) -> Values:
+        """The numbers, exactly."""
+        return hostmem.widen(self.array, self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """A case with numbers: operands by role, and the types of its results."""
+
+    case: Case
+    dtype: str
+    operands: dict[str, HostArray]
+    result_dtypes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> Spec:
+        """The request, with contiguous results."""
+        bare = self._bare()
+        results = {
+            role: TensorSpec.contiguous(result_shape(bare, role), self.result_dtypes[role])
+            for role in self.wanted
+        }
+        return Spec(**{name: getattr(bare, name) for name in bare.__slots__} | results)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The roles that the case asks for."""
+        return tuple(self.result_dtypes)
+
+    @property
+    def geometry(self) -> Geometry:
+        """Canonical sizes."""
+        return geometry_of(self._bare())
+
+    def _bare(self) -> Spec:
+        case = self.case
+        tensors = {role: array.tensor for role, array in self.operands.items()}
+        axis = case.channel_axis
+        if case.op is Op.GROUP_NORM:
+            tensors |= {role: tensors[role].move_axis(axis, 1) for role in ("dy", "x")}
+            axis = 1
+        return Spec(
+            op=case.op,
+            training=case.training,
+            rstd_is=case.statistic if case.training else "variance",
+            eps=EPS,
+            channel_axis=axis,
+            num_groups=case.num_groups,
+            normalized_shape=case.shape[len(case.shape) - case.normalized :]
+            if case.op is Op.LAYER_NORM
+            else (),
+            **tensors,  # type: ignore[arg-type]
+        )
+
+
+def make_problem(case: Case, dtype: str, seed: int = 0) -> Problem:
+    """Random numbers for a case; the same seed gives the same problem."""
+    rng = np.random.default_rng([seed, zlib.crc32(f"{case.name}/{dtype}".encode())])
+    # Far from 0, so that a formula that subtracts late loses its digits: mean 100, deviation 3;
+    # in 16 bits the spacing at 100 is .06 (float16) and .5 (bfloat16), so nearer there.
+    centre = {"float16": 20.0, "bfloat16": 5.0}.get(dtype, 100.0)
+    x = centre + 3.0 * rng.standard_normal(case.shape)
+    dy = rng.standard_normal(case.shape) + 0.25
+    if case.poison is not None:
+        x.flat[7], dy.flat[11] = case.poison, case.poison
+    operands = {
+        "dy": _lay_out(dy, dtype, case, "dy"),
+        "x": _lay_out(x, dtype, case, "x"),
+    }
+    statistics_dtype = case.statistics_dtype or dtype
+    operands |= _statistics(case, operands["x"].values, statistics_dtype, rng)
+    geometry = Problem(case, dtype, operands).geometry
+    parameters: tuple[int, ...] = (geometry.parameters,)
+    if case.op is Op.LAYER_NORM:
+        parameters = case.shape[len(case.shape) - case.normalized :]
+    if case.weight:
+        gamma = 1.0 + 0.5 * rng.standard_normal(parameters)
+        operands["gamma"] = host_array(gamma, statistics_dtype)
+    if case.op is Op.BATCH_NORM_ELEMT:
+        count = max(geometry.count, 1)
+        operands["sum_dy"] = host_array(count * rng.standard_normal(parameters), "float32")
+        operands["sum_dy_xmu"] = host_array(count * rng.standard_normal(parameters), "float32")
+        counts = rng.integers(1, 2 * count + 1, case.ranks).astype(np.int32)
+        operands["counter"] = HostArray(counts, "int32")
+    return Problem(case, dtype, operands, _result_dtypes(case, dtype, operands))
+
+
+def host_array(values: Values, dtype: str) -> HostArray:
+    """Values rounded into a type, contiguous."""
+    return HostArray(np.ascontiguousarray(hostmem.narrow(values, dtype)), dtype)
+
+
+def _result_dtypes(case: Case, dtype: str, operands: dict[str, HostArray]) -> dict[str, str]:
+    gamma = operands.get("gamma")
+    wide = "float64" if dtype == "float64" else "float32"
+    types = {}
+    for role, want in zip(RESULTS[case.op], case.wanted, strict=True):
+        if want and role == "dx":
+            types[role] = dtype
+        elif want:
+            own = gamma.dtype if gamma is not None else dtype
+            types[role] = wide if role.startswith("sum_") else own
+    return types
+
+
+def _statistics(
+    case: Case, x: Values, dtype: str, rng: np.random.Generator
+) -> dict[str, HostArray]:
+    if case.op is Op.LAYER_NORM:
+        axes = tuple(range(len(case.shape) - case.normalized, len(case.shape)))
+        data = x
+    elif case.op is Op.GROUP_NORM:
+        moved = np.moveaxis(x, case.channel_axis, 1)
+        depth = moved.shape[1] // case.num_groups
+        data = moved.reshape(moved.shape[0], case.num_groups, depth * math.prod(moved.shape[2:]))
+        axes = (2,)
+    else:
+        axes = tuple(axis for axis in range(x.ndim) if axis != case.channel_axis)
+        data = x
+    if case.own_statistics and data.size and case.poison is None:
+        mean = data.mean(axis=axes, keepdims=case.op is Op.LAYER_NORM)
+        variance = data.var(axis=axes, keepdims=case.op is Op.LAYER_NORM)
+    else:
+        shape = np.empty(data.shape).sum(axis=axes, keepdims=case.op is Op.LAYER_NORM).shape
+        mean = 3.0 + rng.standard_normal(shape)
+        variance = 0.5 + rng.random(shape)
+    as_variance = case.statistic == "variance" or not case.training
+    rstd = variance if as_variance else 1.0 / np.sqrt(variance + EPS)
+    return {"mean": host_array(mean, dtype), "rstd": host_array(rstd, dtype)}
+
+
+def _lay_out(values: Values, dtype: str, case: Case, role: str) -> HostArray:
+    """The values in memory as the case's layout says."""
+    dense = hostmem.narrow(values, dtype)
+    layout = case.layout
+    if layout == "mixed":  # x and dy lie differently
+        layout = "contiguous" if role == "x" else "channels-last"
+    if layout == "broadcast":  # an expanded dy: stride 0 along the first axis
+        if role == "x":
+            return HostArray(dense, dtype)
+        return HostArray(np.broadcast_to(dense[:1].copy(), dense.shape), dtype)
+    if layout == "channels-last":
+        order = (0, *range(2, dense.ndim), 1)
+    elif layout == "transposed":
+        order = tuple(reversed(range(dense.ndim)))
+    else:
+        order = tuple(range(dense.ndim))
+    steps = {"sliced": 2, "flipped": -1}.get(layout, 1)
+    shift = 3 if layout == "offset" else 0  # starts at no multiple of a vector
+    ordered = [dense.shape[axis] for axis in order]
+    storage = np.zeros(math.prod(size * abs(steps) for size in ordered) + shift, dense.dtype)
+    wide = storage[shift:].reshape([size * abs(steps) for size in ordered])
+    view = wide[tuple(slice(None, None, steps) for _ in ordered)].transpose(np.argsort(order))
+    view[...] = dense
+    return HostArray(view, dtype)

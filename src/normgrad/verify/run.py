@@ -1,0 +1,170 @@
+"""Runs a problem through the functional API and reads the results back as float64."""
+
+from typing import Any
+
+import numpy as np
+
+from normgrad import functional, hostmem
+from normgrad.arrays import dense_numpy
+from normgrad.spec import RESULTS, Op, TensorSpec, dense_like
+from normgrad.validate import result_shape
+from normgrad.verify.budget import Expected, expected
+from normgrad.verify.measure import Measurement, measure
+from normgrad.verify.problem import EPS, HostArray, Problem
+
+Results = dict[str, np.ndarray[Any, Any]]
+
+
+def judge(problem: Problem, results: Results, truth: Expected | None = None) -> list[Measurement]:
+    """Every result of a problem measured against the truth."""
+    truth = truth or expected(problem)
+    measurements = []
+    for role in problem.wanted:
+        got = results[role]
+        if role == "dx" and problem.case.op is Op.GROUP_NORM:
+            got = np.moveaxis(got, problem.case.channel_axis, 1)
+        dtype = problem.result_dtypes[role]
+        measurements.append(measure(role, got, truth.values[role], truth.budgets[role], dtype))
+    return measurements
+
+
+def run_backend(problem: Problem, backend: str | None) -> Results:
+    """Results by role, from NumPy arrays or, on a GPU, torch tensors. Outputs start as NaN."""
+    cuda = backend == "cuda"
+    to_array = _to_cuda if cuda else _to_numpy
+    operands = {role: to_array(host) for role, host in problem.operands.items()}
+    out = tuple(
+        to_array(_poisoned(problem, role)) if role in problem.wanted else None
+        for role in RESULTS[problem.case.op]
+    )
+    call(problem, operands, out, backend)
+    from_array = _from_cuda if cuda else _from_numpy
+    return {
+        role: hostmem.widen(from_array(array), problem.result_dtypes[role])
+        for role, array in zip(RESULTS[problem.case.op], out, strict=True)
+        if array is not None
+    }
+
+
+def call(problem: Problem, operands: dict[str, Any], out: Any, backend: str | None) -> Any:
+    """The public function of the problem's operator on arrays of any kind."""
+    case = problem.case
+    dy, x = operands["dy"], operands["x"]
+    mean, rstd, gamma = operands["mean"], operands["rstd"], operands.get("gamma")
+    if case.op is Op.BATCH_NORM:
+        pair = (None, None, mean, rstd) if case.training else (mean, rstd, None, None)
+        return functional.batch_norm_backward(
+            dy,
+            x,
+            gamma,
+            *pair,
+            training=case.training,
+            eps=EPS,
+            save_invstd_is=case.statistic,
+            output_mask=case.wanted,
+            channel_axis=case.channel_axis,
+            out=out,
+            backend=backend,
+        )
+    if case.op is Op.BATCH_NORM_REDUCE:
+        return functional.batch_norm_reduce_backward(
+            dy,
+            x,
+            mean,
+            rstd,
+            gamma,
+            output_mask=case.wanted,
+            channel_axis=case.channel_axis,
+            out=out,
+            backend=backend,
+        )
+    if case.op is Op.BATCH_NORM_ELEMT:
+        sums = (operands["sum_dy"], operands["sum_dy_xmu"], operands["counter"])
+        single = None if out is None else out[0]
+        return functional.batch_norm_elemt_backward(
+            dy,
+            x,
+            mean,
+            rstd,
+            gamma,
+            *sums,
+            channel_axis=case.channel_axis,
+            out=single,
+            backend=backend,
+        )
+    if case.op is Op.LAYER_NORM:
+        normalized = case.shape[len(case.shape) - case.normalized :]
+        return functional.layer_norm_backward(
+            dy,
+            x,
+            normalized,
+            mean,
+            rstd,
+            gamma,
+            output_mask=case.wanted,
+            out=out,
+            backend=backend,
+        )
+    return functional.group_norm_backward(
+        dy,
+        x,
+        mean,
+        rstd,
+        gamma,
+        num_groups=case.num_groups,
+        output_mask=case.wanted,
+        channel_axis=case.channel_axis,
+        out=out,
+        backend=backend,
+    )
+
+
+def _poisoned(problem: Problem, role: str) -> HostArray:
+    """A result full of NaN, laid out as x is."""
+    dtype = problem.result_dtypes[role]
+    if role == "dx":
+        like = dense_like(problem.operands["x"].tensor)
+        tensor = TensorSpec(like.shape, like.strides, dtype)
+    else:
+        tensor = TensorSpec.contiguous(result_shape(problem.spec, role), dtype)
+    array = dense_numpy(tensor, hostmem.STORAGE[dtype])
+    array[...] = hostmem.narrow(np.full(tensor.shape, np.nan), dtype)
+    return HostArray(array, dtype)
+
+
+def _to_numpy(host: HostArray) -> Any:
+    if host.dtype != "bfloat16":
+        return host.array
+    import ml_dtypes
+
+    return host.array.view(ml_dtypes.bfloat16)
+
+
+def _from_numpy(array: Any) -> Any:
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def _to_cuda(host: HostArray) -> Any:
+    import torch
+
+    tensor = host.tensor
+    low, high = hostmem.byte_range(tensor)
+    storage = hostmem.STORAGE[host.dtype]
+    if any(step < 0 for step in tensor.strides):  # torch knows no negative strides
+        return _to_cuda(HostArray(host.array.copy(), host.dtype))
+    start = host.array.__array_interface__["data"][0]
+    count = (high - low) // storage.itemsize
+    flat = hostmem.view(start, TensorSpec((count,), (1,), host.dtype)).copy()
+    signed = flat.view(np.int16) if host.dtype == "bfloat16" else flat
+    device = torch.from_numpy(signed).cuda()
+    if host.dtype == "bfloat16":
+        device = device.view(torch.bfloat16)
+    return device.as_strided(tensor.shape, tensor.strides)
+
+
+def _from_cuda(array: Any) -> Any:
+    import torch
+
+    if array.dtype is torch.bfloat16:
+        return array.contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
+    return array.cpu().numpy()
