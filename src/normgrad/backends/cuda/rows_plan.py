@@ -1,0 +1,176 @@
+"""Layer norm's plans."""
+
+from typing import Any
+
+from normgrad.backends.cuda.device import Device
+from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
+from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
+from normgrad.dtypes import ITEMSIZE
+from normgrad.geometry import Geometry, reshaped_strides
+
+_LONGEST = 8192  # columns that a block of 16 warps keeps in registers with their sums
+
+
+def plan_rows(builder: Builder, geometry: Geometry, device: Device) -> Program:
+    """Rows that fit a block are read once; longer ones twice."""
+    rows, cols = geometry.outer, geometry.channels
+    data = {role: _rows(builder, role, rows, cols) for role in ("dy", "x", "dx")}
+    if builder.compute == "float32" and cols <= _LONGEST:
+        programs = _whole_rows(builder, geometry, device, data)
+        return builder.finish(f"whole rows, {programs} programs")
+    _long_rows(builder, geometry, device, data)
+    return builder.finish("long rows")
+
+
+def _rows(builder: Builder, role: str, rows: int, cols: int) -> tuple[Ref, int] | None:
+    """A data tensor as rows of contiguous elements: its memory and the step between rows."""
+    tensor = builder.spec.tensor(role)
+    if tensor is None:
+        return None
+    steps = reshaped_strides(tensor, (rows, cols))
+    if steps is not None and steps[0] >= 0 and (cols == 1 or steps[1] == 1):
+        return Ref(role, 0, tensor.dtype), steps[0]
+    return (builder.bounce(role) if role == "dx" else builder.pack(role)), cols
+
+
+def chunks_of(cols: int, least: int) -> tuple[int, int]:
+    """A row as tiles of a power of two of columns: (columns, tiles), with under 10 % waste."""
+    best = (power_of_two(cols), 1)
+    waste = best[0] / cols
+    chunk = best[0] // 2
+    while chunk >= least and waste > 1.1:
+        count = ceil_div(cols, chunk)
+        if count > 8:
+            break
+        if count * chunk / cols < waste:
+            best, waste = (chunk, count), count * chunk / cols
+        chunk //= 2
+    return best
+
+
+def _whole_rows(
+    builder: Builder,
+    geometry: Geometry,
+    device: Device,
+    data: dict[str, tuple[Ref, int] | None],
+) -> int:
+    spec = builder.spec
+    rows, cols = geometry.outer, geometry.channels
+    present = [one for one in data.values() if one is not None]
+    itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
+    vector = 16 // itemsize
+    align = alignment(itemsize, cols, *(step for _, step in present))
+    chunk, chunks = chunks_of(cols, 32 * vector)
+    width = chunk * chunks
+    # Measured on an H200: 8 warps from 4096 columns on, 16 from 8192; 32 elements a thread.
+    warps = 16 if width > 4096 else 8 if width > 1024 else 4
+    per = 1 if warps >= 8 else 2
+    held = 4 * vector * warps * 32
+    tile_rows = max(1, power_of_two(held // width + 1) // 2)
+    tile_rows = min(tile_rows, 32, power_of_two(rows))
+    programs = min(ceil_div(rows, tile_rows), per * device.multiprocessors)
+    wants = spec.dgamma is not None or spec.dbeta is not None
+    partials = builder.scratch(2 * programs * cols, "float32") if wants else None
+    dy, x, dx = data["dy"], data["x"], data["dx"]
+    assert dy is not None
+    assert x is not None
+    arguments: dict[str, Argument] = {
+        "dy": dy[0],
+        "x": x[0],
+        "dx": dx[0] if dx else None,
+        "mean": builder.vector("mean"),
+        "rstd": builder.vector("rstd"),
+        "gamma": builder.vector("gamma"),
+        "partials": partials,
+        "rows": rows,
+        "cols": cols // align,
+        "programs": programs,
+        "dy_row": dy[1] // align,
+        "x_row": x[1] // align,
+        "dx_row": dx[1] // align if dx else 0,
+        "eps": 0.0,
+        "zero": 0,
+    }
+    constants: dict[str, Any] = {
+        "ROWS": tile_rows,
+        "CHUNK": chunk,
+        "CHUNKS": chunks,
+        "ALIGN": align,
+        "STAGES": 3,
+        "COMPUTE": builder.compute,
+        "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
+        "KEEP": True,
+    }
+    builder.launch("rows.layer_rows", (programs,), arguments, constants, warps=warps)
+    _finish(builder, partials, programs, cols)
+    return programs
+
+
+def _finish(builder: Builder, partials: Ref | None, programs: int, cols: int) -> None:
+    if partials is None:
+        return
+    builder.launch(
+        "sums.finish_rows",
+        (ceil_div(cols, 32),),
+        {
+            "partials": partials,
+            "dgamma": builder.result("dgamma"),
+            "dbeta": builder.result("dbeta"),
+            "programs": programs,
+            "cols": cols,
+        },
+        {"PROGRAMS": 32, "COLS": 32, "COMPUTE": builder.compute},
+    )
+
+
+def _long_rows(
+    builder: Builder,
+    geometry: Geometry,
+    device: Device,
+    data: dict[str, tuple[Ref, int] | None],
+) -> None:
+    spec = builder.spec
+    rows, cols = geometry.outer, geometry.channels
+    dy, x, dx = data["dy"], data["x"], data["dx"]
+    assert dy is not None
+    assert x is not None
+    common: dict[str, Argument] = {
+        "dy": dy[0],
+        "x": x[0],
+        "mean": builder.vector("mean"),
+        "gamma": builder.vector("gamma"),
+        "rows": rows,
+        "cols": cols,
+        "dy_row": dy[1],
+        "x_row": x[1],
+    }
+    totals = None
+    if dx is not None:
+        totals = builder.scratch(2 * rows, builder.compute)
+        constants: dict[str, Any] = {
+            "COLS": min(power_of_two(cols), 2048),
+            "COMPUTE": builder.compute,
+        }
+        builder.launch("apply.row_statistics", (rows,), common | {"totals": totals}, constants)
+    width = min(power_of_two(cols), 256)
+    blocks = ceil_div(cols, width)
+    tile_rows = 8
+    share = max(tile_rows, ceil_div(rows, max(1, ceil_div(8 * device.multiprocessors, blocks))))
+    programs = ceil_div(rows, share)
+    wants = spec.dgamma is not None or spec.dbeta is not None
+    partials = builder.scratch(2 * programs * cols, builder.compute) if wants else None
+    builder.launch(
+        "apply.row_apply",
+        (blocks, programs),
+        common
+        | {
+            "dx": dx[0] if dx else None,
+            "rstd": builder.vector("rstd"),
+            "totals": totals,
+            "partials": partials,
+            "share": share,
+            "dx_row": dx[1] if dx else 0,
+        },
+        {"ROWS": tile_rows, "COLS": width, "COMPUTE": builder.compute},
+    )
+    _finish(builder, partials, programs, cols)
