@@ -36,7 +36,7 @@ def kernel_of(name: str) -> Any:
 
 
 def run_program(program: Program, index: int, bases: Sequence[int], stream: int) -> None:
-    """Launch every step on a device and stream; ``bases`` are the roles' addresses, then scratch."""
+    """Launch every step; ``bases`` are the roles' addresses, then the workspace."""
     aligned = not any(address & 15 for address in bases)
     key = (index, aligned)
     prepared = program.prepared.get(key)

@@ -98,6 +98,7 @@ def _whole_rows(
         "ALIGN": align,
         "STAGES": 3,
         "COMPUTE": builder.compute,
+        "NARROW": False,
         "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
         "KEEP": True,
     }

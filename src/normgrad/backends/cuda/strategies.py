@@ -4,9 +4,10 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.layout import Data, Layout, lay_out
+from normgrad.backends.cuda.parameters import add_parameters
 from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
-from normgrad.backends.cuda.rows_plan import plan_rows
 from normgrad.backends.cuda.resident import resident_columns, resident_planes
+from normgrad.backends.cuda.rows_plan import plan_rows
 from normgrad.backends.cuda.tiles import alignment, ceil_div, cut, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
@@ -102,9 +103,10 @@ def add_sums(
     splits = max(1, min(most, ceil_div(wanted, blocks * outer)))
     share = ceil_div(ceil_div(layout.inner, splits), tile_rows) * tile_rows
     splits = ceil_div(layout.inner, share)
-    align = alignment(itemsize, dy.outer, dy.inner, x.outer, x.inner)
+    align = alignment(itemsize, layout.channels, dy.outer, dy.inner, x.outer, x.inner)
     partials = builder.scratch(2 * units * splits, builder.compute)
     arguments |= {
+        "channels": layout.channels // align,
         "partials": partials,
         "splits": splits,
         "share": share,
@@ -164,32 +166,6 @@ def add_finish(
     return totals
 
 
-def add_parameters(
-    builder: Builder, geometry: Geometry, layout: Layout, partials: Ref, splits: int
-) -> None:
-    """Group norm's parameter gradients from the partial sums of each sample and channel."""
-    if builder.spec.dgamma is None and builder.spec.dbeta is None:
-        return
-    lanes = min(power_of_two(splits), 128)
-    size = max(1, min(power_of_two(layout.channels), 256 // lanes))
-    builder.launch(
-        "sums.finish_parameters",
-        (ceil_div(layout.channels, size),),
-        {
-            "partials": partials,
-            "rstd": builder.vector("rstd"),
-            "dgamma": builder.result("dgamma"),
-            "dbeta": builder.result("dbeta"),
-            "units": layout.channels * layout.outer,
-            "splits": splits,
-            "samples": layout.outer,
-            "channels": layout.channels,
-            "group_size": geometry.channels,
-        },
-        {"CHANNELS": size, "SPLITS": lanes, "COMPUTE": builder.compute},
-    )
-
-
 def add_apply(
     builder: Builder, geometry: Geometry, layout: Layout, totals: Ref | None, *, correct: bool
 ) -> None:
@@ -242,8 +218,9 @@ def add_apply(
     cols = min(power_of_two(layout.channels), 32 * vector if itemsize == 2 else 256)
     tile_rows = max(1, 4096 // cols)
     steps = [step for one in layout.tensors for step in (one.outer, one.inner)]
-    align = alignment(itemsize, *steps)
-    arguments |= {"rows": layout.inner, **_steps(layout, "row", align)}
+    align = alignment(itemsize, layout.channels, *steps)
+    arguments |= {"rows": layout.inner, "channels": layout.channels // align}
+    arguments |= _steps(layout, "row", align)
     constants |= {"ROWS": tile_rows, "COLS": cols, "ALIGN": align}
     grid = (ceil_div(layout.inner, tile_rows), ceil_div(layout.channels, cols), layout.outer)
     builder.launch("apply.column_apply", grid, arguments, constants, warps=4)

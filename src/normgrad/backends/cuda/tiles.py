@@ -11,6 +11,9 @@ THREADS = 32
 RESIDENT_WARPS = 4
 RESIDENT_REGISTERS = 128
 RESIDENT_BYTES = 32 << 10
+# Channels-last teams are larger, so fewer and larger blocks: two of 8 warps fill a multiprocessor.
+COLUMN_WARPS = 8
+COLUMN_BYTES = 64 << 10
 
 
 def power_of_two(value: int) -> int:

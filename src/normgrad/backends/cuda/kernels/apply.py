@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from normgrad.backends.cuda.kernels.common import sum_pairs, load_or, load_rstd, store_as
+from normgrad.backends.cuda.kernels.common import load_or, load_rstd, store_as, sum_pairs
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def column_apply(
     counter,
     counts,
     rows,
-    channels,
+    channels,  # over ALIGN
     group_size,
     dy_row,
     dy_outer,
@@ -139,7 +139,7 @@ def column_apply(
     outer = tl.program_id(2).to(tl.int64)
     row = (program * ROWS + tl.arange(0, ROWS))[:, None]
     channel = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    ok = channel < channels
+    ok = channel < channels * ALIGN
     mask = (row < rows) & ok[None, :]
     at = (row * dy_row + outer * dy_outer) * ALIGN + channel[None, :]
     wide_dy = tl.load(dy + at, mask=mask, other=0.0).to(COMPUTE)
@@ -149,7 +149,7 @@ def column_apply(
         wide_x = tl.load(x + at, mask=mask, other=0.0).to(COMPUTE)
     statistic = channel
     if GROUP:
-        statistic = outer * (channels // group_size) + channel // group_size
+        statistic = outer * (channels * ALIGN // group_size) + channel // group_size
     mu = load_or(mean, statistic, ok, 0.0, COMPUTE)[None, :]
     rs = load_rstd(rstd, statistic, ok, eps, VARIANCE, COMPUTE)[None, :]
     weight = load_or(gamma, channel, ok, 1.0, COMPUTE)[None, :]

@@ -4,10 +4,10 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
-    sum_pairs,
     keep_narrow,
     load_or,
     load_rstd,
+    sum_pairs,
 )
 
 
@@ -34,6 +34,7 @@ def layer_rows(
     ALIGN: tl.constexpr,
     STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
+    NARROW: tl.constexpr,  # make the wide values anew for the gradient: fewer registers
     FOLD: tl.constexpr,  # a thread holds all rows of its columns: add them up at once
     KEEP: tl.constexpr,  # hold gamma in registers
 ):
@@ -76,15 +77,20 @@ def layer_rows(
             wide = dyt.to(COMPUTE)
             xhat = (xt.to(COMPUTE) - mu) * rs
             product = wide * xhat
-            s1 += wide * weight
-            s2 += product * weight
+            g = wide * weight
+            s1 += g
+            s2 += g * xhat
             if FOLD:
                 product = tl.sum(product, 0)[None, :]
                 wide = tl.sum(wide, 0)[None, :]
             next_gamma = next_gamma + (sums_gamma[chunk] + product,)
             next_beta = next_beta + (sums_beta[chunk] + wide,)
-            xs = xs + (xt,)
-            dys = dys + (dyt,)
+            if NARROW:
+                xs = xs + (xt,)
+                dys = dys + (dyt,)
+            else:
+                xs = xs + (xhat,)
+                dys = dys + (g,)
         sums_gamma = next_gamma
         sums_beta = next_beta
         if dx is not None:
@@ -94,14 +100,17 @@ def layer_rows(
             for chunk in tl.static_range(CHUNKS):
                 at = chunk * CHUNK + column
                 mask = row_ok[:, None] & (at < length)[None, :]
-                xt = keep_narrow(xs[chunk], zero)
-                dyt = keep_narrow(dys[chunk], zero)
-                if KEEP:
-                    weight = weights[chunk]
+                if NARROW:
+                    if KEEP:
+                        weight = weights[chunk]
+                    else:
+                        weight = load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :]
+                    xhat = (keep_narrow(xs[chunk], zero).to(COMPUTE) - mu) * rs
+                    g = keep_narrow(dys[chunk], zero).to(COMPUTE) * weight
                 else:
-                    weight = load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :]
-                xhat = (xt.to(COMPUTE) - mu) * rs
-                result = (dyt.to(COMPUTE) * weight - offset - xhat * slope) * rs
+                    xhat = xs[chunk]
+                    g = dys[chunk]
+                result = (g - offset - xhat * slope) * rs
                 tl.store(
                     dx + far * dx_row * ALIGN + at[None, :],
                     result.to(dx.dtype.element_ty),

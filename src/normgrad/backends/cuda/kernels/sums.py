@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
-    sum_pairs,
     load_or,
     load_rstd,
     store_as,
+    sum_pairs,
 )
 
 
@@ -80,7 +80,7 @@ def column_sums(
     splits,
     share,  # rows of a program
     rows,
-    channels,
+    channels,  # over ALIGN
     group_size,
     dy_row,
     dy_outer,
@@ -97,10 +97,10 @@ def column_sums(
     part = tl.program_id(0)
     outer = tl.program_id(2).to(tl.int64)
     column = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    col_ok = column < channels
+    col_ok = column < channels * ALIGN
     statistic = column
     if GROUP:
-        statistic = outer * (channels // group_size) + column // group_size
+        statistic = outer * (channels * ALIGN // group_size) + column // group_size
     mu = load_or(mean, statistic, col_ok, 0.0, COMPUTE)[None, :]
     s1 = tl.zeros([ROWS, COLS], COMPUTE)
     s2 = tl.zeros([ROWS, COLS], COMPUTE)
@@ -115,7 +115,7 @@ def column_sums(
         s1 += wide
         s2 += wide * (tl.load(x + x_at, mask=mask, other=0.0).to(COMPUTE) - mu)
     t1, t2 = sum_pairs(s1, s2, 0)
-    unit = outer * channels + column
+    unit = outer * channels * ALIGN + column
     tl.store(partials + unit * splits + part, t1, mask=col_ok)
     tl.store(partials + (units + unit) * splits + part, t2, mask=col_ok)
 
