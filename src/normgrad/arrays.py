@@ -62,6 +62,8 @@ def kind_of(array: Array, name: str) -> Kind:
 
 @functools.cache
 def _kind_of_type(cls: type) -> Kind | None:
+    if issubclass(cls, np.ma.MaskedArray):  # its mask would be lost without a word
+        return None
     if issubclass(cls, np.ndarray):
         return NumpyKind()
     torch = sys.modules.get("torch")
@@ -74,8 +76,17 @@ def _kind_of_type(cls: type) -> Kind | None:
     return None
 
 
+@functools.cache
 def _numpy_dtype(dtype: "np.dtype[Any]") -> str:
     return str(dtype.name) if dtype.isnative else str(dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _in_elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    """Byte strides counted in elements; None where one is no multiple of the element."""
+    if itemsize == 0 or any(step % itemsize for step in strides):
+        return None
+    return tuple(step // itemsize for step in strides)
 
 
 class NumpyKind:
@@ -83,26 +94,22 @@ class NumpyKind:
 
     def view(self, array: Array, name: str) -> View:
         """In place, except for memory that is not aligned to its elements."""
-        itemsize = array.itemsize
-        if not array.flags.aligned or any(step % itemsize for step in array.strides):
-            array = np.array(array, order="C")
-        return self._view(array)
+        strides = _in_elements(array.strides, array.itemsize)
+        if strides is None or not array.flags.aligned:
+            array = np.array(array, order="C", subok=False)
+            strides = _in_elements(array.strides, array.itemsize) or (0,) * array.ndim
+        tensor = TensorSpec(array.shape, strides, _numpy_dtype(array.dtype))
+        return View(tensor, array.__array_interface__["data"][0], "cpu", array)
 
     def result_view(self, array: Array, name: str) -> View:
         """Writable and aligned arrays only."""
         if not array.flags.writeable:
             raise ArrayTypeError(name, "must be writable", "a read-only array")
-        if not array.flags.aligned or any(step % array.itemsize for step in array.strides):
+        if not array.flags.aligned or _in_elements(array.strides, array.itemsize) is None:
             raise ArrayTypeError(
                 name, "must be aligned to its elements", f"strides {array.strides} in bytes"
             )
-        return self._view(array)
-
-    def _view(self, array: Array) -> View:
-        itemsize = array.itemsize
-        strides = tuple(step // itemsize for step in array.strides)
-        tensor = TensorSpec(array.shape, strides, _numpy_dtype(array.dtype))
-        return View(tensor, array.__array_interface__["data"][0], "cpu", array)
+        return self.view(array, name)
 
     def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:
         """A dense NumPy array with the strides asked for."""
@@ -141,9 +148,18 @@ def _numpy_type(dtype: str) -> "np.dtype[Any]":
 
 def dense_numpy(tensor: TensorSpec, dtype: "np.dtype[Any]") -> Array:
     """An uninitialized array whose axes lie in memory in the order of the strides asked for."""
-    order = sorted(range(len(tensor.shape)), key=lambda axis: (-tensor.strides[axis], axis))
+    order = _slowest_first(tensor.strides)
+    if order is None:
+        return np.empty(tensor.shape, dtype)
     array = np.empty([tensor.shape[axis] for axis in order], dtype)
     return array.transpose(np.argsort(order))
+
+
+@functools.lru_cache(maxsize=4096)
+def _slowest_first(strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The axes by falling stride; None where that is their own order."""
+    order = tuple(sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis)))
+    return None if order == tuple(range(len(strides))) else order
 
 
 class DlpackKind(NumpyKind):
@@ -154,7 +170,7 @@ class DlpackKind(NumpyKind):
 
     def view(self, array: Array, name: str) -> View:
         """In place."""
-        device_type, device_id = dlpack.device_of(array)
+        device_type, device_id = dlpack.device_of(array, name)
         if device_type == dlpack.CUDA:
             import torch
 
@@ -182,6 +198,7 @@ class DlpackKind(NumpyKind):
             return TorchKind().empty(tensor, device, like)
         array = dense_numpy(tensor, hostmem.STORAGE[tensor.dtype])
         address = array.__array_interface__["data"][0]
+        _consumer(like)  # a producer that takes nothing back is an error before any work
         return dlpack.Exporter(tensor, address, array), address
 
     def finish(self, array: Array, like: Array) -> Array:

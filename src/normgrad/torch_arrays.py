@@ -18,6 +18,9 @@ _NAMES = {
     torch.int64: "int64",
 }
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
+# A named tuple made without its own __new__: 0.1 us less, ten times in a call.
+_new = tuple.__new__
+_places: dict[torch.device, str] = {}  # devices seen so far, by the core's name for them
 
 
 class TorchKind:
@@ -29,13 +32,15 @@ class TorchKind:
             raise ArrayTypeError(name, "must be a dense tensor", f"layout {array.layout}")
         if array.is_neg():
             array = array.resolve_neg()
-        dtype = _NAMES.get(array.dtype) or str(array.dtype).removeprefix("torch.")
-        tensor = TensorSpec(tuple(array.shape), array.stride(), dtype)
         device = array.device
-        if device.type not in ("cpu", "cuda"):
-            raise DeviceError(name, "must be on the CPU or an NVIDIA GPU", f"device {device}")
-        where = "cpu" if device.type == "cpu" else f"cuda:{device.index}"
-        return View(tensor, array.data_ptr(), where, array)
+        where = _places.get(device)
+        if where is None:
+            if device.type not in ("cpu", "cuda"):
+                raise DeviceError(name, "must be on the CPU or an NVIDIA GPU", f"device {device}")
+            where = _places[device] = "cpu" if device.type == "cpu" else f"cuda:{device.index}"
+        dtype = _NAMES.get(array.dtype) or str(array.dtype).removeprefix("torch.")
+        tensor = _new(TensorSpec, (tuple(array.shape), array.stride(), dtype))
+        return _new(View, (tensor, array.data_ptr(), where, array))
 
     def result_view(self, array: torch.Tensor, name: str) -> View:
         """Any dense tensor can be written."""
