@@ -147,10 +147,16 @@ def dense_like(tensor: TensorSpec) -> TensorSpec:
     axes = sorted(range(len(tensor.shape)), key=lambda axis: (abs(tensor.strides[axis]), -axis))
     if any(tensor.strides[axis] == 0 and tensor.shape[axis] > 1 for axis in axes):
         return TensorSpec.contiguous(tensor.shape, tensor.dtype)
-    # An axis of size 1 keeps its place too: torch reads the memory format from its stride.
     strides = [0] * len(tensor.shape)
     step = 1
     for axis in axes:
         strides[axis] = step
         step *= max(tensor.shape[axis], 1)
+    # What is dense already keeps every stride, those of axes of size 1 too: torch reads the
+    # memory format from them.
+    if all(
+        stride == own or (size == 1 and own > 0)
+        for size, stride, own in zip(tensor.shape, strides, tensor.strides, strict=True)
+    ):
+        return tensor
     return TensorSpec(tensor.shape, tuple(strides), tensor.dtype)
