@@ -16,7 +16,7 @@ def install(monkeypatch):
     own = {}
     found = backends.get
 
-    def put(backend, *, also_named=()):
+    def put(backend):
         own[backend.name] = backend
         monkeypatch.setattr(backends, "get", lambda name: own.get(name) or found(name))
         _forget_plans()

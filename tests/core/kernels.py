@@ -24,6 +24,7 @@ WRONG = (
     "inference-corrected",  # the correction terms of training in inference
     "no-eps",
     "dropped-tail",  # the last sample or row missing in the sums
+    "late-subtraction",  # x * rstd - mean * rstd: digits are lost far from 0
     "sixteen-bit-sums",  # accumulated in the storage type
     "sixteen-bit-xhat",  # an intermediate rounded to storage
     "off-by-one-element",  # one element of dx is its neighbour's
@@ -93,6 +94,8 @@ def _compute(problem, wrong):
         values |= {"dgamma": sum_dy_xmu * rstd, "dbeta": sum_dy}
         return {role: 0 * value if wrong == "all-zero" else value for role, value in values.items()}
     xhat = rounded(xmu * rstd) if wrong == "sixteen-bit-xhat" else xmu * rstd
+    if wrong == "late-subtraction":
+        xhat = x * rstd - mean * rstd
     values = {"dgamma": total(dy * xhat, (0, 3)), "dbeta": total(dy, (0, 3))}
     channel = geometry.statistic == "channel"
     inside, outside = (one, rstd * gamma) if channel else (gamma, rstd)
