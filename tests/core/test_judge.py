@@ -21,7 +21,7 @@ CAUGHT = {
     "inference-corrected": (40, ["batch_norm/inference", "batch_norm/inference-channels-last"]),
     "no-eps": (12, ["batch_norm/inference"]),
     "dropped-tail": (640, ["batch_norm/nchw", "layer_norm/many-rows", "batch_norm_reduce/sliced"]),
-    "late-subtraction": (80, ["batch_norm/far-from-zero", "group_norm/far-from-zero"]),
+    "late-subtraction": (70, ["batch_norm/far-from-zero", "group_norm/far-from-zero"]),
     "sixteen-bit-sums": (320, ["batch_norm/long-batch", "layer_norm/many-rows"]),
     "sixteen-bit-xhat": (260, ["batch_norm/nchw", "layer_norm/ragged"]),
     "off-by-one-element": (420, ["batch_norm/nchw", "layer_norm/rows", "group_norm/nchw"]),
