@@ -46,6 +46,9 @@ class Kind(Protocol):
     def copy(self, target: Array, source: Array) -> None:
         """Write one array into another of the same shape and kind."""
 
+    def written(self, array: Array) -> None:
+        """Take note that a caller's array has new values."""
+
     def stream(self, device: str) -> int:
         """The caller's current stream."""
 
@@ -129,6 +132,9 @@ class NumpyKind:
         """NumPy's own copy."""
         target[...] = source
 
+    def written(self, array: Array) -> None:
+        """NumPy keeps no record."""
+
     def stream(self, device: str) -> int:
         """The host has none."""
         return 0
@@ -172,8 +178,11 @@ class DlpackKind(NumpyKind):
         """In place."""
         device_type, device_id = dlpack.device_of(array, name)
         if device_type == dlpack.CUDA:
-            import torch
-
+            try:
+                import torch
+            except ImportError as error:
+                rule = "must be on the CPU where torch is not installed"
+                raise DeviceError(name, rule, "an array on an NVIDIA GPU") from error
             tensor = torch.utils.dlpack.from_dlpack(array)
             return kind_of(tensor, name).view(tensor, name)
         if device_type not in dlpack.HOST:
@@ -185,7 +194,7 @@ class DlpackKind(NumpyKind):
     def result_view(self, array: Array, name: str) -> View:
         """Memory whose producer says that it may be written."""
         view = self.view(array, name)
-        if view.device == "cpu" and not dlpack.read(array, name)[3]:
+        if not dlpack.read(array, name)[3]:
             rule = "must be writable (its producer does not say so through DLPack 1.0)"
             raise ArrayTypeError(name, rule, f"a {type(array).__name__}")
         return view

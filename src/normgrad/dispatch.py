@@ -135,6 +135,8 @@ def _into_given(
     _launch(plan, kind, addresses)
     for role, array in fresh.items():
         kind_of(out[role], role).copy(out[role], array)
+    for role in given:
+        kind_of(out[role], role).written(out[role])
 
 
 def _launch(plan: Plan, kind: Kind, addresses: list[int | None]) -> None:

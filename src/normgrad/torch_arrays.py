@@ -43,10 +43,18 @@ class TorchKind:
         return _new(View, (tensor, array.data_ptr(), where, array))
 
     def result_view(self, array: torch.Tensor, name: str) -> View:
-        """Any dense tensor can be written."""
+        """Any dense tensor can be written, under the rules of torch's own ``out=``."""
         if array.is_neg():
             raise ArrayTypeError(name, "must be a plain tensor", "a negated view")
+        if array.requires_grad and torch.is_grad_enabled():
+            rule = "must not require grad where grad is enabled"
+            raise ArrayTypeError(name, rule, "a tensor that does")
         return self.view(array, name)
+
+    def written(self, array: torch.Tensor) -> None:
+        """Autograd learns of it: a graph that saved the old values must not use them."""
+        if not array.is_inference():
+            torch.autograd.graph.increment_version(array)
 
     def empty(self, tensor: TensorSpec, device: str, like: Any) -> tuple[torch.Tensor, int]:
         """A tensor with the strides asked for."""

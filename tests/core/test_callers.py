@@ -9,7 +9,7 @@ import torch
 from foreign import Foreign, Old, Writable
 
 import normgrad as ng
-from normgrad import dispatch, dlpack
+from normgrad import dispatch, dlpack, torch_arrays
 from normgrad.arrays import kind_of
 from normgrad.spec import TensorSpec
 
@@ -292,3 +292,49 @@ def test_equal_calls_are_prepared_once():
         ng.batch_norm_backward(dy.numpy(), x.numpy())  # the same shapes, strides and types
     info = dispatch._prepare.cache_info()
     assert (info.misses, info.hits) == (1, 5)
+
+
+def test_autograd_learns_what_was_written():
+    x = torch.randn(2, 3)
+    leaf = torch.randn(2, 3, requires_grad=True)
+    saved = torch.randn(2, 3)
+    product = leaf * saved  # keeps `saved` for its own backward pass
+    ng.batch_norm_backward(x, x, out=(saved, torch.empty(3), torch.empty(3)))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_a_result_that_requires_grad():
+    x = torch.randn(2, 3)
+    out = (torch.full((2, 3), 7.0, requires_grad=True), torch.empty(3), torch.empty(3))
+    with pytest.raises(ng.ArrayTypeError, match="out's grad_input must not require grad"):
+        ng.batch_norm_backward(x, x, out=out)
+    assert (out[0] == 7).all()
+    with torch.no_grad():
+        ng.batch_norm_backward(x, x, out=out)
+    assert (out[0] != 7).all()
+    with torch.inference_mode():
+        inner = tuple(torch.empty(shape) for shape in ((2, 3), (3,), (3,)))
+        ng.batch_norm_backward(x, x, out=inner)
+    assert torch.equal(inner[0], out[0])
+
+
+def test_arrays_on_two_devices(monkeypatch):
+    """No second device here: a meta tensor is taken for one on a GPU, and never read."""
+    monkeypatch.setitem(torch_arrays._places, torch.device("meta"), "cuda:0")
+    x, there = torch.ones(2, 3), torch.ones(2, 3, device="meta")
+    vector = torch.ones(3, device="meta")
+    with pytest.raises(ng.DeviceError, match="grad_out must be on input's device, cpu, got cuda:0"):
+        ng.batch_norm_backward(there, x)
+    with pytest.raises(ng.DeviceError, match="weight must be on input's device, cpu, got cuda:0"):
+        ng.batch_norm_backward(x, x, vector)
+    with pytest.raises(
+        ng.DeviceError, match="save_mean must be on input's device, cuda:0, got cpu"
+    ):
+        ng.batch_norm_backward(there, there, save_mean=torch.ones(3))
+    with pytest.raises(ng.DeviceError, match="running_mean must be on input's device, cpu"):
+        ng.batch_norm_backward(x, x, None, vector)
+    with pytest.raises(ng.DeviceError, match="out's grad_weight must be on input's device, cpu"):
+        ng.batch_norm_backward(x, x, out=(torch.empty(2, 3), vector, torch.empty(3)))
+    with pytest.raises(ng.BackendError, match="no backend takes batch_norm on cuda:0"):
+        ng.batch_norm_backward(there, there, backend="reference")
