@@ -1,8 +1,13 @@
 """What every test may use."""
 
 import pytest
+from hypothesis import settings
 
 from normgrad import backends, dispatch, plan
+
+# The same examples on every run and every machine; a slow machine is no failure.
+settings.register_profile("normgrad", derandomize=True, deadline=None, database=None)
+settings.load_profile("normgrad")
 
 
 def _forget_plans() -> None:

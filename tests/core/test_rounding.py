@@ -53,14 +53,14 @@ NEAR = st.builds(
 
 @pytest.mark.parametrize("dtype", BITS)
 @given(value=FINITE | NEAR)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_number(dtype, value):
     check(value, dtype)
 
 
 @pytest.mark.parametrize("dtype", BITS)
 @given(data=st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_ties_and_their_neighbours(dtype, data):
     """Halfway between two numbers of the type, and one float64 step to either side of that."""
     digits, least = BITS[dtype]
