@@ -56,3 +56,12 @@ def test_another_seed_gives_other_numbers_and_the_same_seed_the_same():
     first, again, other = (verify.make_problem(case, "float32", seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first.operands["dy"].array, again.operands["dy"].array)
     assert (first.operands["dy"].array != other.operands["dy"].array).any()
+
+
+@pytest.mark.parametrize("case", verify.select("batch_norm"), ids=lambda case: case.name)
+def test_bfloat16_is_checked_without_ml_dtypes_too(case, monkeypatch):
+    """By way of torch: the machine with the GPU has no ml_dtypes."""
+    monkeypatch.setattr(verify.run, "find_spec", lambda name: None)
+    problem = verify.make_problem(case, "bfloat16")
+    for measured in verify.judge(problem, verify.run_backend(problem, "reference")):
+        assert measured.ok, measured

@@ -1,5 +1,6 @@
 """Cases nobody named: random operators, shapes, layouts, masks and types, on every backend."""
 
+import kernels
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -71,11 +72,18 @@ def _size(shape):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_within_budget(case, dtype, seed, backend):
-    assume(_size(case.shape) > 0)
     problem = verify.make_problem(case, dtype, seed)
     try:
         results = verify.run_backend(problem, backend)
     except BackendError:
         assume(False)
     for measured in verify.judge(problem, results):
+        assert measured.ok, measured
+
+
+@given(case=cases(), dtype=st.sampled_from(verify.DTYPES), seed=st.integers(0, 3))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+def test_the_budget_can_be_met_by_plain_float32_arithmetic(case, dtype, seed):
+    problem = verify.make_problem(case, dtype, seed)
+    for measured in verify.judge(problem, kernels.run(problem)):
         assert measured.ok, measured
