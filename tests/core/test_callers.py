@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from foreign import Foreign, Old, Writable
+from foreign_arrays import Foreign, Old, Writable
 
 import normgrad as ng
 from normgrad import dispatch, dlpack, torch_arrays

@@ -1,6 +1,6 @@
 """The judge: an honest float32 kernel passes everywhere, a wrong one is caught, and by whom."""
 
-import kernels
+import judged_kernels as kernels
 import numpy as np
 import pytest
 

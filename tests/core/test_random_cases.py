@@ -1,6 +1,6 @@
 """Cases nobody named: random operators, shapes, layouts, masks and types, on every backend."""
 
-import kernels
+import judged_kernels as kernels
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
