@@ -1,5 +1,6 @@
 """Results over operands, over each other, and between other people's numbers."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -144,7 +145,7 @@ def test_torch_results_over_operands(host_backend):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("steps", [(1, 1, 1), (1, 1, 2), (2, 3, 1), (1, -1, 1), (-1, 2, -3)])
 def test_only_what_a_view_covers_is_written(op, dtype, steps, host_backend):
