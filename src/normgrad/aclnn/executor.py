@@ -88,9 +88,7 @@ def stage_one(
     mask: Any = NO_MASK,
 ) -> StageOneAnswer:
     """Nulls, product, rules, plan, memory: in this order."""
-    for name, value in zip(page.tensors, tensors, strict=True):
-        if value is None and name in page.required:
-            fail(NULLPTR, f"{name} must not be null")
+    require(page, tensors)
     bits = _bits(mask)
     outputs = page.outputs
     kinds: list[TensorKind | None] = []
@@ -118,8 +116,18 @@ def stage_one(
         launch = decision.arrangement.bind(spans)
     except ArgumentError as error:
         fail(INVALID, error.render(decision.arrangement.names))
-    executor = aclOpExecutor(page.name, launch, tuple(used))
+    try:
+        executor = aclOpExecutor(page.name, launch, tuple(used))
+    except (ImportError, RuntimeError, ValueError) as error:  # the device cannot be reached
+        fail(Status.ACLNN_ERR_INNER_CREATE_EXECUTOR, f"no executor for {page.name}: {error}")
     return ACL_SUCCESS, executor.workspace_bytes, executor
+
+
+def require(page: Operator, tensors: tuple[Any, ...]) -> None:
+    """161001 for the first tensor that is null and must not be."""
+    for name, value in zip(page.tensors, tensors, strict=True):
+        if value is None and name in page.required:
+            fail(NULLPTR, f"{name} must not be null")
 
 
 def _bits(mask: Any) -> tuple[bool, ...]:
@@ -208,8 +216,14 @@ def stage_two(name: str, workspace: Any, workspaceSize: Any, executor: Any, stre
         held = executor.tensors  # callers' arrays live until the work is done
         if not executor.repeatable:
             executor.end("spent")
-    launch.run(executor.memory, base or None, number)
-    del held
+    try:
+        launch.run(executor.memory, base or None, number)
+    except RuntimeError as error:
+        if executor.memory.device == "cpu":
+            raise
+        fail(RUNTIME, f"{executor.memory.device} failed: {error}")
+    finally:
+        del held
     return ACL_SUCCESS
 
 

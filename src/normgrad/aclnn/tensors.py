@@ -4,7 +4,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from normgrad import device
 from normgrad.aclnn.constants import (
     ACL_FORMAT_ND,
     DTYPE_BYTES,
@@ -12,6 +11,7 @@ from normgrad.aclnn.constants import (
     aclDataType,
     aclFormat,
 )
+from normgrad.aclnn.runtime import tensor_device
 from normgrad.aclnn.status import (
     ACL_SUCCESS,
     INVALID,
@@ -149,7 +149,7 @@ def aclCreateTensor(
     start = _integer("offset", offset)
     address = _integer("data", data or 0)
     spec = TensorSpec(shape, steps, DTYPE_NAMES[dataType])
-    kind = TensorKind(spec, int(dataType), int(format), device.default_device(), True)
+    kind = TensorKind(spec, int(dataType), int(format), tensor_device(), True)
     return aclTensor(kind, address, start, storage, None)
 
 

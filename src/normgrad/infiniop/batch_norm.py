@@ -121,6 +121,7 @@ def _decide(tensors: tuple[TensorSpec, ...], where: str) -> Arrangement:
     for name, tensor in named.items():
         if tensor.dtype not in DTYPES:
             fail(BAD_DTYPE, f"{name} must be of type {', '.join(DTYPES)}, got {tensor.dtype}")
+    for name, tensor in named.items():
         if tensor.dtype != named["input"].dtype:
             rule = f"must have the type of input, {named['input'].dtype}"
             fail(BAD_DTYPE, f"{name} {rule}, got {tensor.dtype}")
