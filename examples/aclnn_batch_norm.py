@@ -35,13 +35,13 @@ class OnDevice:
         )
 
     def values(self) -> np.ndarray:
-        size = self.host.nbytes
-        must(
-            aclnn.aclrtMemcpy(self.host, size, self.pointer, size, aclnn.ACL_MEMCPY_DEVICE_TO_HOST)
-        )
+        """The array, copied back."""
+        size, kind = self.host.nbytes, aclnn.ACL_MEMCPY_DEVICE_TO_HOST
+        must(aclnn.aclrtMemcpy(self.host, size, self.pointer, size, kind))
         return self.host
 
     def free(self) -> None:
+        """The tensor first, its memory after it."""
         must(aclnn.aclDestroyTensor(self.tensor))
         must(aclnn.aclrtFree(self.pointer))
 
