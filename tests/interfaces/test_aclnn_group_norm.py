@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from aclnn_calls import (
     BF16,
     F16,
@@ -15,6 +14,7 @@ from aclnn_calls import (
     refused,
     tensor,
 )
+
 from normgrad import aclnn, group_norm_backward
 
 OUTPUTS = ("gradInput", "gradGammaOut", "gradBetaOut")

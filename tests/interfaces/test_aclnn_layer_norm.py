@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from aclnn_calls import (
     BF16,
     F16,
@@ -16,6 +15,7 @@ from aclnn_calls import (
     sizes,
     tensor,
 )
+
 from normgrad import aclnn
 
 OUTPUTS = ("gradInputOut", "gradWeightOut", "gradBiasOut")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-
 from aclnn_calls import BATCH_NORM, GROUP_NORM, LAYER_NORM, arguments, compute, numpy_type, tensor
+
 from normgrad import DtypeError, aclnn, batch_norm_backward, layer_norm_backward
 
 

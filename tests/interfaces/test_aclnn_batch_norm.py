@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from aclnn_calls import (
     BATCH_NORM,
     BF16,
@@ -15,6 +14,7 @@ from aclnn_calls import (
     refused,
     tensor,
 )
+
 from normgrad import aclnn
 
 ND, NC, NCL, NCHW = (

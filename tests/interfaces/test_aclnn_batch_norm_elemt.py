@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-
 from aclnn_calls import BF16, ELEMT, F16, F32, accepted, arguments, compute, refused, tensor
+
 from normgrad import aclnn
 
 VECTORS = ("mean", "invstd", "weight", "sumDy", "sumDyXmu")

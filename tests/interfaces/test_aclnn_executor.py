@@ -4,7 +4,6 @@ import threading
 
 import numpy as np
 import pytest
-
 from aclnn_calls import (
     BATCH_NORM,
     ELEMT,
@@ -20,6 +19,7 @@ from aclnn_calls import (
     stage_two,
     tensor,
 )
+
 from normgrad import aclnn
 from normgrad.aclnn import executor as executors
 from normgrad.device import memory

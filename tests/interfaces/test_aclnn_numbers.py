@@ -7,8 +7,6 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
-
-import normgrad
 from aclnn_calls import (
     BATCH_NORM,
     ELEMT,
@@ -19,6 +17,8 @@ from aclnn_calls import (
     compute,
     mask,
 )
+
+import normgrad
 from normgrad import aclnn
 
 F32, F16, BF16 = np.float32, np.float16, ml_dtypes.bfloat16

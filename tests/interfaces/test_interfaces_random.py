@@ -7,7 +7,6 @@ import random
 
 import numpy as np
 import pytest
-
 from aclnn_calls import (
     BATCH_NORM,
     BF16,
@@ -22,6 +21,7 @@ from aclnn_calls import (
     stage_one,
     stage_two,
 )
+
 from normgrad import aclnn, infiniop
 from normgrad.device import memory
 
