@@ -1,5 +1,6 @@
 """Valid calls of each stage 1, to be broken one argument at a time."""
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -109,14 +110,27 @@ def stage_two(name, workspace, size, executor, stream=None):
     return getattr(aclnn, name)(workspace, size, executor, stream)
 
 
+@contextlib.contextmanager
+def workspace(size):
+    """Memory for a stage 2; backends differ in whether they need any."""
+    assert aclnn.aclrtSetDevice(0) == 0
+    status, pointer = aclnn.aclrtMalloc(size) if size else (0, None)
+    assert status == 0
+    yield pointer
+    assert pointer is None or aclnn.aclrtFree(pointer) == 0
+
+
+def run(name, executor, size, stream=None):
+    """Stage 2 with a workspace of its own: its status."""
+    with workspace(size) as pointer:
+        return stage_two(name, pointer, size, executor, stream)
+
+
 def compute(name, given):
-    """Both stages, with a workspace of the host's."""
+    """Both stages."""
     status, size, executor = stage_one(name, given)
     assert status == 0, aclnn.aclGetRecentErrMsg()
-    assert size == 0 or aclnn.aclrtSetDevice(0) == 0
-    workspace = aclnn.aclrtMalloc(size)[1] if size else None
-    assert stage_two(name, workspace, size, executor) == 0, aclnn.aclGetRecentErrMsg()
-    assert workspace is None or aclnn.aclrtFree(workspace) == 0
+    assert run(name, executor, size) == 0, aclnn.aclGetRecentErrMsg()
 
 
 def refused(name, status, words, given):

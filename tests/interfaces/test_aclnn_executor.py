@@ -15,6 +15,7 @@ from aclnn_calls import (
     arguments,
     compute,
     refused,
+    run,
     stage_one,
     stage_two,
     tensor,
@@ -73,9 +74,8 @@ def test_null_executor_is_161001(name):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_executor_serves_one_stage_2(name):
     _, size, executor = stage_one(name, arguments(name))
-    assert size == 0
-    assert stage_two(name, None, 0, executor) == 0
-    assert stage_two(name, None, 0, executor) == 561103
+    assert run(name, executor, size) == 0
+    assert run(name, executor, size) == 561103
     assert "must not be used again: it is spent" in said()
     assert aclnn.aclSetAclOpExecutorRepeatable(executor) == 561103
     assert aclnn.aclDestroyAclOpExecutor(executor) == 561103
@@ -86,14 +86,14 @@ def test_a_repeatable_executor_serves_many_until_destroyed(name):
     given = arguments(name)
     out = np.full((2, 3, 4), np.nan, np.float32)
     given[OUTPUTS[name][0]] = aclnn.tensor(out)
-    executor = stage_one(name, given)[2]
+    _, size, executor = stage_one(name, given)
     assert aclnn.aclSetAclOpExecutorRepeatable(executor) == 0
     for _ in range(3):
         out[:] = np.nan
-        assert stage_two(name, None, 0, executor) == 0
+        assert run(name, executor, size) == 0
         assert not np.isnan(out).any()
     assert aclnn.aclDestroyAclOpExecutor(executor) == 0
-    assert stage_two(name, None, 0, executor) == 561103
+    assert run(name, executor, size) == 561103
     assert "it is destroyed" in said()
 
 
@@ -114,10 +114,10 @@ def test_what_is_no_executor_is_561103():
 
 
 def test_an_executor_of_another_operator_is_161002():
-    executor = stage_one(LAYER_NORM, arguments(LAYER_NORM))[2]
-    assert stage_two(GROUP_NORM, None, 0, executor) == 161002
+    _, size, executor = stage_one(LAYER_NORM, arguments(LAYER_NORM))
+    assert run(GROUP_NORM, executor, size) == 161002
     assert f"must be one of {GROUP_NORM}, got one of {LAYER_NORM}" in said()
-    assert stage_two(LAYER_NORM, None, 0, executor) == 0
+    assert run(LAYER_NORM, executor, size) == 0
 
 
 def overlapping():
@@ -168,9 +168,10 @@ def test_grad_input_may_be_the_very_input_or_grad_out(over):
     given["gradOut"] = aclnn.tensor(rng.standard_normal((2, 3, 4)).astype(np.float32))
     expected = np.full((2, 3, 4), np.nan, np.float32)
     compute(BATCH_NORM, given | {"gradInput": aclnn.tensor(expected)})
+    apart = stage_one(BATCH_NORM, given)[1]
     status, size, executor = stage_one(BATCH_NORM, given | {"gradInput": given[over]})
-    assert (status, size) == (0, 0)
-    assert stage_two(BATCH_NORM, None, 0, executor) == 0
+    assert (status, size) == (0, apart)  # in place: no detour
+    assert run(BATCH_NORM, executor, size) == 0
     np.testing.assert_array_equal(given[over].owner[0], expected)
 
 
@@ -214,44 +215,44 @@ def test_tensor_of_memory_freed_before_stage_1_is_161002():
 
 def test_tensor_of_memory_freed_between_the_stages_is_361001():
     pointer, alive = on_device(np.ones((2, 3, 4), np.float32))
-    executor = stage_one(BATCH_NORM, arguments(BATCH_NORM) | {"input": alive})[2]
+    _, size, executor = stage_one(BATCH_NORM, arguments(BATCH_NORM) | {"input": alive})
     assert aclnn.aclrtFree(pointer) == 0
-    assert stage_two(BATCH_NORM, None, 0, executor) == 361001
+    assert run(BATCH_NORM, executor, size) == 361001
     assert "input must lie in live device memory" in said()
     assert "which aclrtFree has freed" in said()
 
 
 def test_tensor_destroyed_between_the_stages_is_361001():
     given = arguments(BATCH_NORM)
-    executor = stage_one(BATCH_NORM, given)[2]
+    _, size, executor = stage_one(BATCH_NORM, given)
     assert aclnn.aclDestroyTensor(given["weight"]) == 0
-    assert stage_two(BATCH_NORM, None, 0, executor) == 361001
+    assert run(BATCH_NORM, executor, size) == 361001
     assert "weight must live until stage 2 returns" in said()
 
 
 def test_destroyed_stream_is_361001():
     stream = aclnn.aclrtCreateStream()[1]
-    executor = stage_one(BATCH_NORM, arguments(BATCH_NORM))[2]
+    _, size, executor = stage_one(BATCH_NORM, arguments(BATCH_NORM))
     assert aclnn.aclrtDestroyStream(stream) == 0
-    assert stage_two(BATCH_NORM, None, 0, executor, stream) == 361001
+    assert run(BATCH_NORM, executor, size, stream) == 361001
     assert "stream must be alive, got one that was destroyed" in said()
 
 
 def test_out_of_memory_in_stage_2_is_361001(monkeypatch):
-    executor = stage_one(BATCH_NORM, arguments(BATCH_NORM))[2]
+    _, size, executor = stage_one(BATCH_NORM, arguments(BATCH_NORM))
 
     def full(*_):
         raise MemoryError("no room")
 
     monkeypatch.setattr(executors.Launch, "run", full)
-    assert stage_two(BATCH_NORM, None, 0, executor) == 361001
+    assert run(BATCH_NORM, executor, size) == 361001
     assert "not enough memory: no room" in said()
 
 
 def test_failure_inside_is_561000(monkeypatch):
-    executor = stage_one(BATCH_NORM, arguments(BATCH_NORM))[2]
+    _, size, executor = stage_one(BATCH_NORM, arguments(BATCH_NORM))
     monkeypatch.setattr(executors.Launch, "run", lambda *_: 1 // 0)
-    assert stage_two(BATCH_NORM, None, 0, executor) == 561000
+    assert run(BATCH_NORM, executor, size) == 561000
     assert "ZeroDivisionError" in said()
 
 
@@ -324,15 +325,15 @@ def test_masked_off_outputs_are_never_looked_at():
 
 def test_of_two_threads_with_one_executor_one_runs():
     for _ in range(20):
-        executor = stage_one(ELEMT, arguments(ELEMT))[2]
+        _, size, executor = stage_one(ELEMT, arguments(ELEMT))
         start = threading.Barrier(4)
         statuses = []
 
-        def run(executor=executor, start=start, statuses=statuses):
+        def race(executor=executor, size=size, start=start, statuses=statuses):
             start.wait()
-            statuses.append(int(stage_two(ELEMT, None, 0, executor)))
+            statuses.append(int(run(ELEMT, executor, size)))
 
-        threads = [threading.Thread(target=run) for _ in range(4)]
+        threads = [threading.Thread(target=race) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
