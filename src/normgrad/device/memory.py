@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 # NORMGRAD_CHECKED=1: a C program may pass memory that it got elsewhere.
 checked = os.environ.get("NORMGRAD_CHECKED", "1") != "0"
 
-# Freed blocks are held back up to this size together, so that a freed address is not handed out
+# Freed blocks are held back up to this size and number together, so that a freed address is not handed out
 # again at once and its use can be told from that of a new allocation.
 _QUARANTINE_BYTES: Final = 32 << 20
 _REMEMBERED: Final = 1024
@@ -119,7 +119,7 @@ class Allocations:
             return
         self._held.append(block)
         self._held_bytes += block.nbytes
-        while self._held_bytes > _QUARANTINE_BYTES:
+        while self._held_bytes > _QUARANTINE_BYTES or len(self._held) > _REMEMBERED:
             self._held_bytes -= self._held.popleft().nbytes
 
     def _is_held(self, block: Allocation) -> bool:
