@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 # NORMGRAD_CHECKED=1: a C program may pass memory that it got elsewhere.
 checked = os.environ.get("NORMGRAD_CHECKED", "1") != "0"
 
-# Freed blocks are held back up to this size and number together, so that a freed address is not handed out
-# again at once and its use can be told from that of a new allocation.
+# Freed blocks are held back up to this size and number together, so that a freed address is not
+# handed out again at once and its use can be told from that of a new allocation.
 _QUARANTINE_BYTES: Final = 32 << 20
 _REMEMBERED: Final = 1024
 
