@@ -1,7 +1,6 @@
 """The two stages that every operator shares, and the executor between them."""
 
 import functools
-import operator
 import threading
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +22,7 @@ from normgrad.aclnn.status import (
 )
 from normgrad.aclnn.tensors import TensorKind, aclBoolArray, aclTensor, living
 from normgrad.device import memory
+from normgrad.device.failures import whole
 from normgrad.device.launch import SLOT, Arrangement, Launch, Span
 from normgrad.device.memory import OwnershipError
 from normgrad.errors import ArgumentError, BackendError
@@ -197,8 +197,8 @@ def stage_two(name: str, workspace: Any, workspaceSize: Any, executor: Any, stre
     _check_usable(executor)
     if executor.name != name:
         fail(INVALID, f"executor must be one of {name}, got one of {executor.name}")
-    size = _whole("workspaceSize", workspaceSize)
-    base = 0 if workspace is None else _whole("workspace", workspace)
+    size = whole(INVALID, "workspaceSize", workspaceSize)
+    base = 0 if workspace is None else whole(INVALID, "workspace", workspace)
     if size > 0 and not base:
         fail(NULLPTR, f"workspace must not be null for workspaceSize {size}")
     if size < executor.workspace_bytes:
@@ -249,13 +249,6 @@ def _check_again(executor: aclOpExecutor, workspace: int) -> None:
             memory.DEVICE.require(workspace, workspace + executor.workspace_bytes)
         except OwnershipError as fault:
             fail(RUNTIME, f"workspace must lie in live device memory: {fault}")
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        fail(INVALID, f"{name} must be an integer, got a {type(value).__name__}")
 
 
 @operator_status

@@ -8,7 +8,9 @@ import itertools
 import os
 import threading
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 # Whether addresses are looked up before they are used. The C libraries switch it off unless
 # NORMGRAD_CHECKED=1: a C program may pass memory that it got elsewhere.
@@ -142,6 +144,18 @@ class Allocations:
             block, freer = dead
             return f"address {address:#x} lies in {block}, which {freer} has already freed"
         return f"address {address:#x} belongs to no {self.space} allocation"
+
+
+def host_address(name: str, buffer: Any, nbytes: int, *, written: bool) -> int:
+    """Where a host buffer (bytes, a bytearray, a NumPy array) lies, if it has the bytes."""
+    array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+    if not array.flags.c_contiguous:
+        raise OwnershipError(f"{name} must be contiguous, got strides {array.strides}")
+    if written and not array.flags.writeable:
+        raise OwnershipError(f"{name} must be writable, got read-only memory")
+    if nbytes > array.nbytes:
+        raise OwnershipError(f"{name} must have {nbytes} bytes, got {array.nbytes}")
+    return int(array.__array_interface__["data"][0])
 
 
 DEVICE: Final = Allocations("device")
