@@ -23,7 +23,7 @@ from normgrad.aclnn.status import (
 from normgrad.aclnn.tensors import TensorKind, aclBoolArray, aclTensor, living
 from normgrad.device import memory
 from normgrad.device.failures import whole
-from normgrad.device.launch import SLOT, Arrangement, Launch, Span
+from normgrad.device.launch import SLOT, Arrangement, Launch, Placed
 from normgrad.device.memory import OwnershipError
 from normgrad.errors import ArgumentError, BackendError
 from normgrad.plan import make_plan
@@ -105,15 +105,15 @@ def stage_one(
     if page.name not in current.product.operators:
         fail(NO_KERNEL, f"{current.product.title} has no {page.name}")
     decision = _decide(page, current.product, current.saved, tuple(kinds), bits, options)
-    spans: list[Span | None] = [None] * len(ROLES)
+    placed: list[Placed | None] = [None] * len(ROLES)
     used = []
     for slot, place, name in decision.slots:
         tensor = tensors[place]
         _check_memory(name, tensor)
-        spans[slot] = Span(tensor.address, tensor.low, tensor.high)
+        placed[slot] = tensor
         used.append((name, tensor))
     try:
-        launch = decision.arrangement.bind(spans)
+        launch = decision.arrangement.bind(placed)
     except ArgumentError as error:
         fail(INVALID, error.render(decision.arrangement.names))
     try:
