@@ -315,6 +315,20 @@ def test_destroyed_handles_and_wrong_kinds_are_161002():
     refused(LAYER_NORM, 161002, "normalizedShape must be alive", given)
 
 
+def test_nulls_come_before_the_product_and_that_before_all_else():
+    dead = tensor((2, 3, 4))
+    aclnn.aclDestroyTensor(dead)
+    given = arguments(BATCH_NORM) | {"input": dead, "gradBias": None}
+    aclnn.set_product("atlas-inference")
+    try:
+        refused(BATCH_NORM, 161001, "gradBias must not be null", given)
+        given["gradBias"] = tensor((3,))
+        refused(BATCH_NORM, 561003, "has no aclnnBatchNormBackward", given)
+    finally:
+        aclnn.set_product("ascend950")
+    refused(BATCH_NORM, 161002, "input must be alive", given)
+
+
 def test_masked_off_outputs_are_never_looked_at():
     dead = tensor((7,), aclnn.ACL_INT8)
     aclnn.aclDestroyTensor(dead)

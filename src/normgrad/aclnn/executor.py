@@ -90,20 +90,15 @@ def stage_one(
     """Nulls, product, rules, plan, memory: in this order."""
     require(page, tensors)
     bits = _bits(mask)
-    outputs = page.outputs
-    kinds: list[TensorKind | None] = []
-    for name, value in zip(page.tensors, tensors, strict=True):
-        if mask is not NO_MASK and name in outputs:
-            place = outputs.index(name)
-            if place >= len(bits) or not bits[place]:
-                kinds.append(None)
-                continue
-            if value is None:
-                fail(NULLPTR, f"{name} must not be null where outputMask[{place}] is true")
-        kinds.append(None if value is None else living(value, name, aclTensor).kind)
+    if mask is not NO_MASK:
+        tensors = _requested(page, tensors, bits)
     current = settings()
     if page.name not in current.product.operators:
         fail(NO_KERNEL, f"{current.product.title} has no {page.name}")
+    kinds: list[TensorKind | None] = [
+        None if value is None else living(value, name, aclTensor).kind
+        for name, value in zip(page.tensors, tensors, strict=True)
+    ]
     decision = _decide(page, current.product, current.saved, tuple(kinds), bits, options)
     placed: list[Placed | None] = [None] * len(ROLES)
     used = []
@@ -128,6 +123,18 @@ def require(page: Operator, tensors: tuple[Any, ...]) -> None:
     for name, value in zip(page.tensors, tensors, strict=True):
         if value is None and name in page.required:
             fail(NULLPTR, f"{name} must not be null")
+
+
+def _requested(page: Operator, tensors: tuple[Any, ...], bits: tuple[bool, ...]) -> tuple[Any, ...]:
+    """The tensors without the outputs that are masked off; the others must not be null."""
+    first = len(tensors) - len(page.outputs)  # outputs are the last arguments
+    kept = list(tensors)
+    for place, name in enumerate(page.outputs):
+        if place >= len(bits) or not bits[place]:
+            kept[first + place] = None
+        elif kept[first + place] is None:
+            fail(NULLPTR, f"{name} must not be null where outputMask[{place}] is true")
+    return tuple(kept)
 
 
 def _bits(mask: Any) -> tuple[bool, ...]:

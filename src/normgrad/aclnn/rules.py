@@ -52,7 +52,7 @@ class Operator:
     name: str
     tensors: tuple[str, ...]  # every tensor argument, in the order of the signature
     required: tuple[str, ...]
-    outputs: tuple[str, ...]  # in the order of the mask
+    outputs: tuple[str, ...]  # the last of the tensors, in the order of the mask
     rules: tuple[Rule, ...]
     request: Callable[[Call], tuple[Spec, Mapping[str, str]]]  # with the roles' aclnn names
 
