@@ -1,6 +1,7 @@
 """Runs a problem through the functional API and reads the results back as float64."""
 
 from importlib.util import find_spec
+import os
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ def run_backend(problem: Problem, backend: str | None) -> Results:
 
 def _torch_device(problem: Problem, backend: str | None) -> str | None:
     """Where torch tensors are needed: on a GPU, and for bfloat16 where ml_dtypes is missing."""
-    if backend == "cuda":
+    # Triton's interpreter runs the GPU's kernels on host memory.
+    if backend == "cuda" and os.environ.get("TRITON_INTERPRET", "0") != "1":
         return "cuda"
     types = {host.dtype for host in problem.operands.values()} | set(problem.result_dtypes.values())
     return "cpu" if "bfloat16" in types and find_spec("ml_dtypes") is None else None

@@ -56,7 +56,8 @@ class CudaBackend:
             return
         import torch
 
-        bases = [*(address or 0 for address in addresses), workspace or 0]
+        bases = [address or 0 for address in addresses]
+        bases.append(workspace or 0)
         index = _index(plan.spec.device)
         if torch.cuda.current_device() == index:
             run_program(program, index, bases, stream)

@@ -26,7 +26,7 @@ def interpret(
         constants = constants_of(step)
         phases: tuple[int | None, ...] = (None,)
         if "PHASE" in constants:
-            phases = {None: (1, 2, 3), True: (3,), False: (1, 2)}[constants.get("SOLO")]
+            phases = (3,) if constants["SOLO"] else (1, 2)
         for phase in phases:
             if phase is not None:
                 constants["PHASE"] = phase

@@ -24,6 +24,7 @@ _POINTERS = {
 _SLOTS = {role: index for index, role in enumerate(ROLES)} | {"": len(ROLES)}
 
 
+@functools.cache
 def interpreting() -> bool:
     """Whether kernels run in Triton's interpreter, on the host."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -37,7 +38,10 @@ def kernel_of(name: str) -> Any:
 
 def run_program(program: Program, index: int, bases: Sequence[int], stream: int) -> None:
     """Launch every step; ``bases`` are the roles' addresses, then the workspace."""
-    aligned = not any(address & 15 for address in bases)
+    bits = 0
+    for address in bases:
+        bits |= address
+    aligned = not bits & 15
     key = (index, aligned)
     prepared = program.prepared.get(key)
     if prepared is None:

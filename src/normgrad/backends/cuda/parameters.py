@@ -12,8 +12,9 @@ def add_parameters(
     """Group norm's parameter gradients from the partial sums of each sample and channel."""
     if builder.spec.dgamma is None and builder.spec.dbeta is None:
         return
-    lanes = min(power_of_two(splits), 128)
-    size = max(1, min(power_of_two(layout.channels), 256 // lanes))
+    # Few channels for each block: 2048 partials at once, as many blocks as there can be.
+    parts = min(power_of_two(layout.outer * splits), 512)
+    size = max(1, min(power_of_two(layout.channels), 2048 // parts, 8))
     builder.launch(
         "sums.finish_parameters",
         (ceil_div(layout.channels, size),),
@@ -28,5 +29,5 @@ def add_parameters(
             "channels": layout.channels,
             "group_size": geometry.channels,
         },
-        {"CHANNELS": size, "SPLITS": lanes, "COMPUTE": builder.compute},
+        {"CHANNELS": size, "PARTS": parts, "COMPUTE": builder.compute},
     )

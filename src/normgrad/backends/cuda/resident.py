@@ -7,12 +7,10 @@ from normgrad.backends.cuda.layout import Layout
 from normgrad.backends.cuda.parameters import add_parameters
 from normgrad.backends.cuda.program import Argument, Builder
 from normgrad.backends.cuda.tiles import (
-    COLUMN_BYTES,
-    COLUMN_WARPS,
-    RESIDENT_BYTES,
     RESIDENT_REGISTERS,
     RESIDENT_WARPS,
     THREADS,
+    WARP_BYTES,
     alignment,
     blocks_per_multiprocessor,
     ceil_div,
@@ -35,13 +33,23 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     x, dx = layout.x, layout.dx
     assert dx is not None
     itemsize = max(ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype])
-    tile = RESIDENT_BYTES // (2 * itemsize)
+    warps = RESIDENT_WARPS[itemsize]
     block = 1 if group else _block_channels(layout, itemsize)
     run = layout.inner * block
     align = alignment(itemsize, run, x.outer, x.channel * block)
-    if block > 1 or (group and layout.inner < 1024):
+    vector = 16 // itemsize
+    if group:
+        # Group norm adds up each row by itself: few and long rows, each over all threads.
+        cols = cut(layout.inner, 1024 if itemsize == 2 else 512, min(512, 64 * vector))
+        cols = min(cols, max(64, power_of_two(layout.inner)))
+        warps = max(1, min(warps, cols // (THREADS * vector)))
+    elif block == 1:
+        cols = cut(layout.inner, 1024)
+    else:
+        cols = power_of_two(run)
+    tile = warps * WARP_BYTES // (2 * itemsize)
+    if block > 1:
         tile //= 2  # more to keep beside the data
-    cols = power_of_two(run) if block > 1 else cut(layout.inner, min(1024, tile))
     if cols > tile or (align == 1 and itemsize == 2 and layout.inner > 1):
         return False
     pieces = ceil_div(run, cols)
@@ -50,7 +58,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     if block > 1 and layout.channels % block:
         return False
     shared = 2 * tile * itemsize + 2048
-    per = blocks_per_multiprocessor(device, RESIDENT_WARPS, RESIDENT_REGISTERS, shared)
+    per = blocks_per_multiprocessor(device, warps, RESIDENT_REGISTERS, shared)
     team = share_out(planes * pieces, tile // cols, slabs, per * device.multiprocessors)
     if team is None:
         return False
@@ -88,7 +96,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "zero": 0,
     }
     reach = planes * (x.channel if group else x.outer) + run
-    threads = RESIDENT_WARPS * THREADS
+    threads = warps * THREADS
     lanes = power_of_two(team.team)
     constants: dict[str, Any] = {
         "GROUP": group,
@@ -111,7 +119,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         (team.team * team.teams,),
         arguments,
         constants,
-        warps=RESIDENT_WARPS,
+        warps=warps,
         registers=RESIDENT_REGISTERS,
         cooperative=not solo,
     )
@@ -121,110 +129,15 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
 
 
 def _block_channels(layout: Layout, itemsize: int) -> int:
-    """Channels to take together so that rows of small images start at multiples of 16 bytes."""
+    """Channels to take together so that rows of small images start at multiples of 8 bytes."""
     x = layout.x
     if layout.inner >= 512 or x.channel != layout.inner:
         return 1
     block = 1
     while (
         block < _MOST_CHANNELS
-        and (block * layout.inner * itemsize) % 16
+        and (block * layout.inner * itemsize) % 8
         and layout.channels % (2 * block) == 0
     ):
         block *= 2
     return block
-
-
-def resident_columns(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
-    """Channels last; False where the slabs do not fit or the data lie unevenly."""
-    spec = builder.spec
-    group = geometry.statistic == "row"
-    if builder.compute != "float32" or not layout.same_strides or not device.cooperative:
-        return False
-    x, dx = layout.x, layout.dx
-    assert dx is not None
-    itemsize = max(ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype])
-    tile = COLUMN_BYTES // (2 * itemsize)
-    shared = 2 * tile * itemsize + 8192
-    per = blocks_per_multiprocessor(device, COLUMN_WARPS, RESIDENT_REGISTERS, shared)
-    for cols in (128 // itemsize, 64 // itemsize):
-        width = group_width(geometry, cols) if group else min(cols, layout.channels)
-        if width == 0:
-            continue
-        blocks = ceil_div(layout.channels, width)
-        slabs = blocks * layout.outer
-        team = share_out(layout.inner, tile // cols, slabs, per * device.multiprocessors)
-        if team is not None:
-            break
-    else:
-        return False
-    words = builder.scratch(slabs * cols * (team.team + 1), "uint64")
-    builder.fill(words, slabs * cols * (team.team + 1), 0xFF)
-    totals = words._replace(offset=words.offset + 8 * slabs * cols * team.team)
-    units = layout.channels * layout.outer
-    wants = group and (spec.dgamma is not None or spec.dbeta is not None)
-    partials = builder.scratch(2 * units, "float32") if wants else None
-    align = alignment(itemsize, layout.channels, width, x.inner, x.outer)
-    arguments: dict[str, Argument] = {
-        "dy": layout.dy.ref,
-        "x": x.ref,
-        "dx": dx.ref,
-        "mean": builder.vector("mean"),
-        "rstd": builder.vector("rstd"),
-        "gamma": builder.vector("gamma"),
-        "dgamma": None if group else builder.result("dgamma"),
-        "dbeta": None if group else builder.result("dbeta"),
-        "partials": partials,
-        "words": words,
-        "totals": totals,
-        "slabs": slabs,
-        "rows": layout.inner,
-        "share": team.share,
-        "blocks": blocks,
-        "width": width // align,
-        "channels": layout.channels // align,
-        "units": units,
-        "group_size": geometry.channels,
-        "team": team.team,
-        "teams": team.teams,
-        "row_step": x.inner // align,
-        "outer_step": x.outer // align,
-        "count": float(geometry.count),
-        "eps": spec.eps,
-        "zero": 0,
-    }
-    threads = COLUMN_WARPS * THREADS
-    lanes = power_of_two(team.team)
-    own = ceil_div(cols, team.team)
-    constants: dict[str, Any] = {
-        "GROUP": group,
-        "VARIANCE": spec.rstd_is == "variance",
-        "ROWS": tile // cols,
-        "COLS": cols,
-        "DEPTH": power_of_two(geometry.channels) if group else 1,
-        "OWNED": max(power_of_two(own), ceil_div(threads, lanes)),
-        "OWN": own,
-        "TEAM": lanes,
-        "LANES": max(threads, cols),
-        "ALIGN": align,
-        "WIDE": layout.inner * x.inner >= 1 << 31,
-        "STAGES": 2 if team.rounds > 1 else 1,
-        "PHASE": 0,
-    }
-    builder.launch(
-        "columns.column_slabs",
-        (team.team * team.teams,),
-        arguments,
-        constants,
-        warps=COLUMN_WARPS,
-        registers=RESIDENT_REGISTERS,
-        cooperative=team.team > 1,
-    )
-    if partials is not None:
-        add_parameters(builder, geometry, layout, partials, 1)
-    return True
-
-
-def group_width(geometry: Geometry, cols: int) -> int:
-    """The columns of as many whole groups as a tile holds; 0 where not one fits."""
-    return min(cols // geometry.channels, geometry.groups) * geometry.channels

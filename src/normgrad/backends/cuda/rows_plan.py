@@ -8,14 +8,15 @@ from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
 
-_LONGEST = 8192  # columns that a block of 16 warps keeps in registers with their sums
+_LONGEST = 8192  # columns that a block of 8 warps keeps in registers with their sums
+_LONGER = 16384  # columns whose sums fit 16 warps; the row is read again, from the L2 cache
 
 
 def plan_rows(builder: Builder, geometry: Geometry, device: Device) -> Program:
     """Rows that fit a block are read once; longer ones twice."""
     rows, cols = geometry.outer, geometry.channels
     data = {role: _rows(builder, role, rows, cols) for role in ("dy", "x", "dx")}
-    if builder.compute == "float32" and cols <= _LONGEST:
+    if builder.compute == "float32" and cols <= _LONGER:
         programs = _whole_rows(builder, geometry, device, data)
         return builder.finish(f"whole rows, {programs} programs")
     _long_rows(builder, geometry, device, data)
@@ -34,11 +35,17 @@ def _rows(builder: Builder, role: str, rows: int, cols: int) -> tuple[Ref, int] 
 
 
 def chunks_of(cols: int, least: int) -> tuple[int, int]:
-    """A row as tiles of a power of two of columns: (columns, tiles), with under 10 % waste."""
+    """A row as tiles of a power of two of columns: (columns, tiles).
+
+    One tile, unless it would waste more than two fifths; rows that do not fit the registers are
+    cut into tiles of 4096.
+    """
     best = (power_of_two(cols), 1)
+    if best[0] > _LONGEST:
+        return 4096, ceil_div(cols, 4096)
     waste = best[0] / cols
     chunk = best[0] // 2
-    while chunk >= least and waste > 1.1:
+    while chunk >= least and waste > 1.4:
         count = ceil_div(cols, chunk)
         if count > 8:
             break
@@ -62,9 +69,11 @@ def _whole_rows(
     align = alignment(itemsize, cols, *(step for _, step in present))
     chunk, chunks = chunks_of(cols, 32 * vector)
     width = chunk * chunks
-    # Measured on an H200: 8 warps from 4096 columns on, 16 from 8192; 32 elements a thread.
-    warps = 16 if width > 4096 else 8 if width > 1024 else 4
-    per = 1 if warps >= 8 else 2
+    # Measured on an H200: 4 warps up to 1024 columns (and for uneven rows), 8 up to 8192, with 32
+    # elements a thread; more programs a multiprocessor only where there is much to do.
+    again = width > _LONGEST
+    warps = 16 if again else 4 if width <= 1024 or chunks > 1 else 8
+    per = 1 if warps >= 8 else 3 if rows * cols >= 1 << 25 else 2
     held = 4 * vector * warps * 32
     tile_rows = max(1, power_of_two(held // width + 1) // 2)
     tile_rows = min(tile_rows, 32, power_of_two(rows))
@@ -89,22 +98,27 @@ def _whole_rows(
         "x_row": x[1] // align,
         "dx_row": dx[1] // align if dx else 0,
         "eps": 0.0,
-        "zero": 0,
     }
     constants: dict[str, Any] = {
         "ROWS": tile_rows,
         "CHUNK": chunk,
         "CHUNKS": chunks,
         "ALIGN": align,
-        "STAGES": 3,
+        "STAGES": _stages(device, width, itemsize) if again else 3,
         "COMPUTE": builder.compute,
-        "NARROW": False,
+        "AGAIN": again,
         "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
-        "KEEP": True,
+        "KEEP": not again,
     }
     builder.launch("rows.layer_rows", (programs,), arguments, constants, warps=warps)
     _finish(builder, partials, programs, cols)
     return programs
+
+
+def _stages(device: Device, width: int, itemsize: int) -> int:
+    """2 where x, dy and gamma of both readings of a row fit shared memory, else no prefetch."""
+    needed = 2 * width * (2 * itemsize + 4) + (4 << 10)
+    return 2 if needed <= device.shared_bytes - 1024 else 1
 
 
 def _finish(builder: Builder, partials: Ref | None, programs: int, cols: int) -> None:
@@ -112,7 +126,7 @@ def _finish(builder: Builder, partials: Ref | None, programs: int, cols: int) ->
         return
     builder.launch(
         "sums.finish_rows",
-        (ceil_div(cols, 32),),
+        (ceil_div(cols, 16),),
         {
             "partials": partials,
             "dgamma": builder.result("dgamma"),
@@ -120,7 +134,7 @@ def _finish(builder: Builder, partials: Ref | None, programs: int, cols: int) ->
             "programs": programs,
             "cols": cols,
         },
-        {"PROGRAMS": 32, "COLS": 32, "COMPUTE": builder.compute},
+        {"PROGRAMS": 128, "COLS": 16, "COMPUTE": builder.compute},
     )
 
 

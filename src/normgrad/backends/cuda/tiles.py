@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from normgrad.backends.cuda.device import Device
 
 THREADS = 32
-# Blocks of 4 warps with at most 128 registers a thread: four of them fill a multiprocessor, and
-# each holds 64 registers' worth of x and dy (32 KB).
-RESIDENT_WARPS = 4
+# A thread of a resident block holds 64 registers' worth of x and dy and may use 128 in all, so
+# that 16 warps fill a multiprocessor with 128 KB of data: 4 blocks of 4 warps for 16-bit data, 2
+# of 8 for 32-bit data (each measured best on an H200).
 RESIDENT_REGISTERS = 128
-RESIDENT_BYTES = 32 << 10
-# Channels-last teams are larger, so fewer and larger blocks: two of 8 warps fill a multiprocessor.
-COLUMN_WARPS = 8
-COLUMN_BYTES = 64 << 10
+RESIDENT_WARPS = {2: 4, 4: 8}
+WARP_BYTES = 8 << 10
 
 
 def power_of_two(value: int) -> int:

@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
-    keep_narrow,
     load_or,
     load_rstd,
     sum_pairs,
@@ -27,14 +26,13 @@ def layer_rows(
     x_row,
     dx_row,
     eps,
-    zero,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,  # a row is CHUNKS tiles of CHUNK columns
     ALIGN: tl.constexpr,
     STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
-    NARROW: tl.constexpr,  # make the wide values anew for the gradient: fewer registers
+    AGAIN: tl.constexpr,  # read the row again for the gradient: it is still in the L2 cache
     FOLD: tl.constexpr,  # a thread holds all rows of its columns: add them up at once
     KEEP: tl.constexpr,  # hold gamma in registers
 ):
@@ -85,10 +83,7 @@ def layer_rows(
                 wide = tl.sum(wide, 0)[None, :]
             next_gamma = next_gamma + (sums_gamma[chunk] + product,)
             next_beta = next_beta + (sums_beta[chunk] + wide,)
-            if NARROW:
-                xs = xs + (xt,)
-                dys = dys + (dyt,)
-            else:
+            if not AGAIN:
                 xs = xs + (xhat,)
                 dys = dys + (g,)
         sums_gamma = next_gamma
@@ -100,13 +95,12 @@ def layer_rows(
             for chunk in tl.static_range(CHUNKS):
                 at = chunk * CHUNK + column
                 mask = row_ok[:, None] & (at < length)[None, :]
-                if NARROW:
-                    if KEEP:
-                        weight = weights[chunk]
-                    else:
-                        weight = load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :]
-                    xhat = (keep_narrow(xs[chunk], zero).to(COMPUTE) - mu) * rs
-                    g = keep_narrow(dys[chunk], zero).to(COMPUTE) * weight
+                if AGAIN:
+                    xt = tl.load(x + far * x_row * ALIGN + at[None, :], mask=mask, other=0.0)
+                    dyt = tl.load(dy + far * dy_row * ALIGN + at[None, :], mask=mask, other=0.0)
+                    weight = load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :]
+                    xhat = (xt.to(COMPUTE) - mu) * rs
+                    g = dyt.to(COMPUTE) * weight
                 else:
                     xhat = xs[chunk]
                     g = dys[chunk]

@@ -218,21 +218,26 @@ def finish_parameters(
     channels,
     group_size,
     CHANNELS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """Group norm: each channel's sums over all samples."""
+    """Group norm: each channel's sums over all samples and their partials."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     ok = channel < channels
-    s1 = tl.zeros([CHANNELS], COMPUTE)
-    s2 = tl.zeros([CHANNELS], COMPUTE)
-    for sample in range(samples):
-        unit = sample * channels + channel
-        t1, t2 = join(partials, unit, ok, units, splits, SPLITS, CHANNELS, COMPUTE)
-        s1 += t1
-        s2 += t2 * load_or(rstd, unit // group_size, ok, 1.0, COMPUTE)
-    store_as(dbeta, channel, s1, ok)
-    store_as(dgamma, channel, s2, ok)
+    s1 = tl.zeros([CHANNELS, PARTS], COMPUTE)
+    s2 = tl.zeros([CHANNELS, PARTS], COMPUTE)
+    second = units.to(tl.int64) * splits
+    for first in range(0, samples * splits, PARTS):
+        part = first + tl.arange(0, PARTS)
+        mask = ok[:, None] & (part < samples * splits)[None, :]
+        unit = (part // splits)[None, :] * channels + channel[:, None]
+        at = partials + unit.to(tl.int64) * splits + (part % splits)[None, :]
+        s1 += tl.load(at, mask=mask, other=0.0)
+        scale = load_or(rstd, unit // group_size, mask, 1.0, COMPUTE)
+        s2 += tl.load(at + second, mask=mask, other=0.0) * scale
+    t1, t2 = sum_pairs(s1, s2, 1)
+    store_as(dbeta, channel, t1, ok)
+    store_as(dgamma, channel, t2, ok)
 
 
 @triton.jit
