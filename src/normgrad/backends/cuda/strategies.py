@@ -59,7 +59,7 @@ def add_sums(
     dy, x = layout.dy, layout.x
     itemsize = max(ITEMSIZE[dy.ref.dtype], ITEMSIZE[x.ref.dtype])
     vector = 16 // itemsize
-    wanted = 8 * device.multiprocessors
+    wanted = 4 * device.multiprocessors  # as many blocks as run at once
     common: dict[str, Any] = {"GROUP": group, "COMPUTE": builder.compute}
     arguments: dict[str, Argument] = {
         "dy": dy.ref,

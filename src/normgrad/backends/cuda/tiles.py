@@ -68,7 +68,9 @@ def share_out(rows: int, tile_rows: int, slabs: int, resident: int) -> Team | No
     teams = min(slabs, resident // team)
     rounds = ceil_div(slabs, teams)
     teams = ceil_div(slabs, rounds)
-    # All blocks that can run take part: smaller shares wait less for their partners.
-    team = min(resident // teams, rows) if rounds == 1 else team
+    # In a single round all blocks that can run take part, with a quarter of a tile at the least:
+    # below that, waiting for partners costs more than it saves.
+    if rounds == 1:
+        team = min(resident // teams, ceil_div(rows, max(1, tile_rows // 4)))
     share = ceil_div(rows, team)
     return Team(ceil_div(rows, share), teams, share, rounds)

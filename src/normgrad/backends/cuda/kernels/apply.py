@@ -173,6 +173,7 @@ def row_statistics(
     dy_row,
     x_row,
     COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     """Layer norm of rows too long for one block: their two sums, with gamma inside."""
@@ -181,13 +182,14 @@ def row_statistics(
     mu = load_or(mean, row, None, 0.0, COMPUTE)
     s1 = tl.zeros([COLS], COMPUTE)
     s2 = tl.zeros([COLS], COMPUTE)
-    for first in range(0, cols, COLS):
+    for first in range(0, cols * ALIGN, COLS):
         column = first + tl.arange(0, COLS)
-        ok = column < cols
-        g = tl.load(dy + far * dy_row + column, mask=ok, other=0.0).to(COMPUTE)
+        ok = column < cols * ALIGN
+        g = tl.load(dy + far * dy_row * ALIGN + column, mask=ok, other=0.0).to(COMPUTE)
         g *= load_or(gamma, column, ok, 1.0, COMPUTE)
         s1 += g
-        s2 += g * (tl.load(x + far * x_row + column, mask=ok, other=0.0).to(COMPUTE) - mu)
+        xt = tl.load(x + far * x_row * ALIGN + column, mask=ok, other=0.0)
+        s2 += g * (xt.to(COMPUTE) - mu)
     t1, t2 = sum_pairs(s1, s2, 0)
     tl.store(totals + row, t1)
     tl.store(totals + rows + row, t2)
@@ -211,23 +213,28 @@ def row_apply(
     dx_row,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     """The rest of it: dx, and the parameter gradients of a block of rows."""
     program = tl.program_id(1)
     column = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    ok = column < cols
+    length = cols * ALIGN
+    ok = column < length
     weight = load_or(gamma, column, ok, 1.0, COMPUTE)[None, :]
     sum_gamma = tl.zeros([ROWS, COLS], COMPUTE)
     sum_beta = tl.zeros([ROWS, COLS], COMPUTE)
     stop = tl.minimum((program + 1) * share, rows)
-    for first in range(program * share, stop, ROWS):
+    for first in tl.range(program * share, stop, ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         row_ok = row < stop
         mask = row_ok[:, None] & ok[None, :]
         far = row.to(tl.int64)[:, None]
-        wide_dy = tl.load(dy + far * dy_row + column[None, :], mask=mask, other=0.0).to(COMPUTE)
-        wide_x = tl.load(x + far * x_row + column[None, :], mask=mask, other=0.0).to(COMPUTE)
+        dyt = tl.load(dy + far * dy_row * ALIGN + column[None, :], mask=mask, other=0.0)
+        xt = tl.load(x + far * x_row * ALIGN + column[None, :], mask=mask, other=0.0)
+        wide_dy = dyt.to(COMPUTE)
+        wide_x = xt.to(COMPUTE)
         mu = load_or(mean, row, row_ok, 0.0, COMPUTE)[:, None]
         rs = load_or(rstd, row, row_ok, 1.0, COMPUTE)[:, None]
         sum_gamma += wide_dy * ((wide_x - mu) * rs)
@@ -235,10 +242,10 @@ def row_apply(
         if dx is not None:
             t1 = load_or(totals, row, row_ok, 0.0, COMPUTE)[:, None]
             t2 = load_or(totals + rows, row, row_ok, 0.0, COMPUTE)[:, None]
-            total = (cols + 0.0).to(COMPUTE)
+            total = (length + 0.0).to(COMPUTE)
             result = gradient(wide_dy, wide_x, mu, rs, weight, t1, t2, total, True, True)
-            store_as(dx, far * dx_row + column[None, :], result, mask)
+            store_as(dx, far * dx_row * ALIGN + column[None, :], result, mask)
     if partials is not None:
-        base = partials + program.to(tl.int64) * 2 * cols
+        base = partials + program.to(tl.int64) * 2 * length
         tl.store(base + column, tl.sum(sum_gamma, 0), mask=ok)
-        tl.store(base + cols + column, tl.sum(sum_beta, 0), mask=ok)
+        tl.store(base + length + column, tl.sum(sum_beta, 0), mask=ok)

@@ -46,8 +46,9 @@ def layer_rows(
     held: tl.constexpr = 1 if FOLD else ROWS
     weights = ()
     for chunk in tl.static_range(CHUNKS):
-        sums_gamma = sums_gamma + (tl.zeros([held, CHUNK], COMPUTE),)
-        sums_beta = sums_beta + (tl.zeros([held, CHUNK], COMPUTE),)
+        if partials is not None:
+            sums_gamma = sums_gamma + (tl.zeros([held, CHUNK], COMPUTE),)
+            sums_beta = sums_beta + (tl.zeros([held, CHUNK], COMPUTE),)
         if KEEP:
             at = chunk * CHUNK + column
             weights = weights + (load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :],)
@@ -78,11 +79,12 @@ def layer_rows(
             g = wide * weight
             s1 += g
             s2 += g * xhat
-            if FOLD:
-                product = tl.sum(product, 0)[None, :]
-                wide = tl.sum(wide, 0)[None, :]
-            next_gamma = next_gamma + (sums_gamma[chunk] + product,)
-            next_beta = next_beta + (sums_beta[chunk] + wide,)
+            if partials is not None:
+                if FOLD:
+                    product = tl.sum(product, 0)[None, :]
+                    wide = tl.sum(wide, 0)[None, :]
+                next_gamma = next_gamma + (sums_gamma[chunk] + product,)
+                next_beta = next_beta + (sums_beta[chunk] + wide,)
             if not AGAIN:
                 xs = xs + (xhat,)
                 dys = dys + (g,)
