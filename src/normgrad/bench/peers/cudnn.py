@@ -1,0 +1,39 @@
+"""cuDNN's batch norm backward, through torch."""
+
+import torch
+
+from normgrad.bench.contender import NotOffered, Runner, by_role
+from normgrad.bench.problems import DeviceProblem
+from normgrad.spec import Op
+from normgrad.verify.problem import EPS
+
+
+class Cudnn:
+    """What torch uses for batch norm in training where it thinks cuDNN the better one."""
+
+    name = "cudnn"
+
+    def unavailable(self, device: str) -> str | None:
+        """It needs a GPU and the library."""
+        if device == "cpu":
+            return "it needs an NVIDIA GPU"
+        return None if torch.backends.cudnn.is_available() else "torch was built without it"
+
+    def prepare(self, problem: DeviceProblem) -> Runner:
+        """All three gradients of training; the reserve comes from a forward pass."""
+        case, operands = problem.workload.case, problem.operands
+        if case.op is not Op.BATCH_NORM or not case.training or not all(case.wanted):
+            raise NotOffered("cuDNN has batch norm in training, all three gradients, alone")
+        dy, x, mean, rstd, gamma = (operands[role] for role in ("dy", "x", "mean", "rstd", "gamma"))
+        beta = torch.zeros_like(gamma)
+        forward = torch.ops.aten.cudnn_batch_norm(x, gamma, beta, None, None, True, 0.1, EPS)
+        reserve = forward[3]
+        return Runner(
+            lambda: torch.ops.aten.cudnn_batch_norm_backward(
+                x, dy, gamma, None, None, mean, rstd, EPS, reserve
+            ),
+            lambda arrays: by_role(problem, arrays),
+        )
+
+
+PEER = Cudnn()
