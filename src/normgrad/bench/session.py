@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -39,6 +40,8 @@ class Session:
     seconds_per_contender: float = 30.0
     seed: int = 0
     time_wrong_peers: bool = False
+    seconds_per_peer: float = 0.0  # to prepare all its rows; 0: no limit
+    spent: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def measure(self, workload: Workload) -> Row:
         """A row: whatever fails is named in it."""
@@ -111,6 +114,11 @@ class Session:
         self, peer: Peer, problem: DeviceProblem, known: truth.Truth, row: Row
     ) -> Runner | None:
         """A peer's call, once its results are right."""
+        spent = self.spent.get(peer.name, 0.0)
+        if 0 < self.seconds_per_peer < spent:
+            row.peer_errors[peer.name] = f"skipped: it took {spent:.0f} s to prepare other rows"
+            return None
+        started = time.monotonic()
         try:
             with _time_limit(self.seconds_per_contender):
                 runner = peer.prepare(problem)
@@ -126,6 +134,8 @@ class Session:
             row.peer_errors[peer.name] = f"{type(error).__name__}: {text[0][:300]}"
             self._settle(peer.name)
             return None
+        finally:
+            self.spent[peer.name] = spent + time.monotonic() - started
         reason, share = truth.wrong(problem, known, results, truth.PEER_ALLOWANCE)
         row.peer_budget_share[peer.name] = share
         if reason is not None:

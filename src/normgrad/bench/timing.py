@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 Call = Callable[[], Any]
+_cuda: Any = torch.cuda  # its events have no types
 
 # Larger than any L2 (60 MB on an H200); written between runs, as a training step would.
 _FLUSH_BYTES = 256 << 20
@@ -129,14 +130,14 @@ class CudaTimer:
         while len(samples) < self.repeats:
             pairs = []
             for _ in range(min(10, self.repeats - len(samples))):
-                torch.cuda._sleep(int(wait_us * self.cycles_per_us))
+                _cuda._sleep(int(wait_us * self.cycles_per_us))
                 self.flush.zero_()
-                before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                before, after = (_cuda.Event(enable_timing=True) for _ in range(2))
                 before.record()
                 call()
                 after.record()
                 pairs.append((before, after))
-            torch.cuda.synchronize()
+            _cuda.synchronize()
             samples += [before.elapsed_time(after) for before, after in pairs]
             if time.perf_counter() - start > self.seconds:
                 break
@@ -146,33 +147,33 @@ class CudaTimer:
         """Issuing calls without waiting for them; the best of a few rounds."""
         best = float("inf")
         for _ in range(rounds):
-            torch.cuda.synchronize()
+            _cuda.synchronize()
             before = time.perf_counter()
             for _ in range(_HOST_CALLS):
                 call()
             best = min(best, (time.perf_counter() - before) / _HOST_CALLS)
-        torch.cuda.synchronize()
+        _cuda.synchronize()
         return best * 1e6
 
     def memory_peak(self, call: Call) -> int | None:
         """How far torch's allocator rises during a call."""
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        _cuda.synchronize()
+        _cuda.reset_peak_memory_stats()
+        before = _cuda.memory_allocated()
         call()
-        torch.cuda.synchronize()
-        return int(torch.cuda.max_memory_allocated() - before)
+        _cuda.synchronize()
+        return int(_cuda.max_memory_allocated() - before)
 
 
 def _cycles_per_us() -> float:
     """The clock that ``_sleep`` counts, measured; a fixed guess where it cannot be."""
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(100_000)
-    torch.cuda.synchronize()
+    before, after = (_cuda.Event(enable_timing=True) for _ in range(2))
+    _cuda._sleep(100_000)
+    _cuda.synchronize()
     before.record()
-    torch.cuda._sleep(2_000_000)
+    _cuda._sleep(2_000_000)
     after.record()
-    torch.cuda.synchronize()
+    _cuda.synchronize()
     milliseconds = before.elapsed_time(after)
     return 2_000_000 / (milliseconds * 1e3) if milliseconds > 0 else 2000.0
 

@@ -111,8 +111,8 @@ def judge(problem: DeviceProblem, known: Truth, results: Results) -> list[Measur
         budget = _budget(problem, known, role, dtype)
         share = (wide - want).abs_().div_(budget).nan_to_num_(nan=float("inf"))
         worst = int(share.argmax())
-        element = (array.reshape(-1)[worst].item() for array in (wide, want, budget))
-        found = measure(role, *element, dtype)
+        one = [float(array.reshape(-1)[worst]) for array in (wide, want, budget)]
+        found = measure(role, one[0], one[1], one[2], dtype)
         index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), shape))
         measured.append(dataclasses.replace(found, index=index))
     return measured

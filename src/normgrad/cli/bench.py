@@ -40,12 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--repeats", type=int, default=30, help="timed runs of each (30)")
     how.add_argument("--run-seconds", type=float, default=1.0, help="at most, for each (1)")
     how.add_argument("--limit-seconds", type=float, default=30.0, help="to get a first result (30)")
+    how.add_argument(
+        "--peer-seconds", type=float, default=90.0, help="to prepare a peer's rows, all told (90)"
+    )
     how.add_argument("--budget-seconds", type=float, help="no new row after this time")
     how.add_argument(
         "--time-wrong-peers", action="store_true", help="time them all the same, marked with !"
     )
     how.add_argument("--seed", type=int, default=0, help="other random numbers")
     result = parser.add_argument_group("result")
+    result.add_argument(
+        "--from", metavar="JSON", dest="source", type=Path, help="measure nothing: show this run"
+    )
     result.add_argument("--json", metavar="FILE", type=Path, help="written after every row")
     result.add_argument("--csv", metavar="FILE", type=Path)
     result.add_argument("--plot", metavar="FILE", type=Path, help="out.svg or out.png")
@@ -54,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write; 1 if one of our results was wrong or could not be had."""
+    _check_targets(args)
+    if args.source:
+        return _show(args)
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -62,13 +71,13 @@ def run(args: argparse.Namespace) -> int:
     backend = _backend(args.backend)
     device = "cuda:0" if backend == "cuda" or (backend is None and _has_gpu()) else "cpu"
     workloads = _workloads(args, backend, device)
-    _check_targets(args)
     session, record = _start(args, backend, device)
     print(f"{device}: {len(workloads)} rows, copy {record.copy_gbps:.0f} GB/s (read plus written)")
     for name, reason in record.absent_peers.items():
         print(f"peer {name} is not measured: {reason}")
     started = time.monotonic()
-    lines = terminal.Lines(_header(session))
+    names = [peer.name for peer in session.peers]
+    lines = terminal.Lines(_header(backend is not None, names))
     fault = None
     for workload in terminal.progress(workloads, "measuring"):
         if args.budget_seconds and time.monotonic() - started > args.budget_seconds:
@@ -81,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             fault = f"stopped at {workload.name}: {error}"
             break
         record.rows.append(row)
-        lines.add(_cells(row, session))
+        lines.add(_cells(row, backend is not None, names))
         if args.json:
             record.write_json(args.json)
     lines.close()
@@ -89,9 +98,32 @@ def run(args: argparse.Namespace) -> int:
     if fault:
         print(fault)
     _write(args, record)
-    bad = [row for row in record.rows if session.backend and not (row.verified and row.same_bits)]
+    bad = _bad(record)
     print(f"{len(record.rows)} rows, {len(bad)} of ours wrong or refused")
     return 1 if bad or not record.rows or (fault and fault.startswith("stopped")) else 0
+
+
+def _bad(record: "Record") -> "list[Row]":
+    return [
+        row
+        for row in record.rows
+        if row.backend != "none" and (not row.verified or row.same_bits is False)
+    ]
+
+
+def _show(args: argparse.Namespace) -> int:
+    """The table, notes and pictures of a run that was written before."""
+    from normgrad.bench.record import read_json
+
+    record = read_json(args.source)
+    ours = any(row.backend != "none" for row in record.rows)
+    lines = terminal.Lines(_header(ours, record.peer_names))
+    for row in record.rows:
+        lines.add(_cells(row, ours, record.peer_names))
+    lines.close()
+    _print_notes(record)
+    _write(args, record)
+    return 1 if _bad(record) else 0
 
 
 def _backend(name: str | None) -> str | None:
@@ -145,10 +177,6 @@ def _check_targets(args: argparse.Namespace) -> None:
             raise OptionError(str(path), "must be in a directory that exists", path.parent)
     if args.plot is not None and args.plot.suffix not in (".svg", ".png"):
         raise OptionError("--plot", "must end in .svg or .png", args.plot)
-    if args.plot is not None or args.html is not None:
-        from normgrad.bench import plots
-
-        plots.require()
 
 
 def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple[Session, Record]":
@@ -176,6 +204,7 @@ def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple
         args.limit_seconds,
         args.seed,
         args.time_wrong_peers,
+        args.peer_seconds,
     )
     settings = {
         "device": device,
@@ -192,42 +221,42 @@ def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple
     return session, record
 
 
-def _header(session: "Session") -> list[tuple[str, int]]:
+def _header(ours: bool, peers: list[str]) -> list[tuple[str, int]]:
     """Column names and widths, fixed so that rows can be printed one by one."""
     columns = [("operator", 17), ("shape", 20), ("type", 8), ("layout", 13)]
     columns += [("MB", 6), ("floor ms", 8)]
-    if session.backend:
+    if ours:
         columns += [("out= ms", 8), ("spread", 6), ("floor", 6), ("alloc ms", 8)]
         columns += [("host us", 7)]
-    for peer in session.peers:
-        columns += [(f"{peer.name} ms", 10)]
-        if session.backend:
+    for peer in peers:
+        columns += [(f"{peer} ms", 11)]
+        if ours:
             columns += [("times", 6)]
     return columns
 
 
-def _cells(row: "Row", session: "Session") -> list[str]:
+def _cells(row: "Row", ours: bool, peers: list[str]) -> list[str]:
     kind = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}[row.dtype]
     shape = row.size + (f" m{row.mask}" if "0" in row.mask else "")
     cells = [row.op, shape, kind, row.layout, f"{row.megabytes:.1f}", f"{row.floor_ms:.4f}"]
-    if session.backend:
+    if ours:
         if row.median_ms is None:
             cells += ["WRONG" if (row.error or "").startswith("wrong") else "refused"]
             cells += ["", "", "", ""]
         else:
             cells += [f"{row.median_ms:.4f}", f"{row.spread:.0%}", f"{row.floor_share:.1%}"]
             cells += [f"{row.alloc_ms:.4f}", "" if row.host_us is None else f"{row.host_us:.1f}"]
-    for peer in session.peers:
-        if peer.name in row.peers:
-            cells.append(f"{row.peers[peer.name]:.4f}")
-        elif peer.name in row.wrong_peers:
-            cells.append(f"{row.wrong_peers[peer.name]:.4f}!")
+    for peer in peers:
+        if peer in row.peers:
+            cells.append(f"{row.peers[peer]:.4f}")
+        elif peer in row.wrong_peers:
+            cells.append(f"{row.wrong_peers[peer]:.4f}!")
         else:
-            reason = row.peer_errors.get(peer.name, "")
-            known = {"wrong": "WRONG", "not offered": "-"}
+            reason = row.peer_errors.get(peer, "")
+            known = {"wrong": "WRONG", "not offered": "-", "skipped": "skipped"}
             cells.append(known.get(reason.partition(":")[0], "failed" if reason else "-"))
-        if session.backend:
-            times = row.speedup(peer.name)
+        if ours:
+            times = row.speedup(peer)
             cells.append("" if times is None else f"{times:.2f}x")
     return cells
 
@@ -240,7 +269,7 @@ def _print_notes(record: "Record") -> None:
         if row.same_bits is False:
             print(f"{row.backend}: {row.key}: WRONG: other bits after the timed runs")
         for name, reason in row.peer_errors.items():
-            if not reason.startswith("not offered"):
+            if not reason.startswith(("not offered", "skipped")):
                 print(f"{name}: {row.key}: {reason}")
     for name in record.peer_names:
         both, given = record.geomeans(name), record.geomeans(name, given=True)
@@ -259,11 +288,14 @@ def _write(args: argparse.Namespace, record: "Record") -> None:
     if args.plot or args.html:
         from normgrad.bench import html, plots
 
-        if args.plot:
+        missing = plots.unavailable()
+        if args.plot and missing:
+            print(f"{args.plot} was not drawn: {missing}; draw it later: bench --from JSON --plot")
+        elif args.plot:
             plots.save(record, args.plot)
         if args.html:
             html.save(record, args.html)
     for path in (args.json, args.csv, args.plot, args.html):
-        if path is not None:
+        if path is not None and path.exists():
             print(f"wrote {path}")
     sys.stdout.flush()

@@ -1,5 +1,7 @@
 """cuDNN's batch norm backward, through torch."""
 
+from typing import Any
+
 import torch
 
 from normgrad.bench.contender import NotOffered, Runner, by_role
@@ -17,7 +19,8 @@ class Cudnn:
         """It needs a GPU and the library."""
         if device == "cpu":
             return "it needs an NVIDIA GPU"
-        return None if torch.backends.cudnn.is_available() else "torch was built without it"
+        built: Any = torch.backends.cudnn
+        return None if built.is_available() else "torch was built without it"
 
     def prepare(self, problem: DeviceProblem) -> Runner:
         """All three gradients of training; the reserve comes from a forward pass."""

