@@ -11,7 +11,7 @@ from normgrad.dtypes import compute_dtype
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec
 from normgrad.torch_arrays import TorchKind
-from normgrad.verify.problem import EPS, Problem, request
+from normgrad.verify.problem import Problem, request
 
 Tensor = torch.Tensor
 TYPES: dict[str, torch.dtype] = {
@@ -102,7 +102,7 @@ def make(workload: Workload, device: str, seed: int = 0) -> DeviceProblem:
     dy = _lay_out(normal(case.shape).add_(0.25).to(data), case.layout)
     operands = {"dy": dy, "x": x}
     wide = compute_dtype((workload.dtype,))
-    mean, rstd = _statistics(case_view(workload, x))
+    mean, rstd = _statistics(case_view(workload, x), case.eps)
     shape: tuple[int, ...] = tuple(mean.shape)
     if case.op is Op.LAYER_NORM:  # as torch saves them: the rows' shape, then ones
         leading = len(case.shape) - case.normalized
@@ -141,11 +141,11 @@ def case_view(workload: Workload, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return x, tuple(axis for axis in range(x.ndim) if axis != 1)
 
 
-def _statistics(view: tuple[Tensor, tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+def _statistics(view: tuple[Tensor, tuple[int, ...]], eps: float) -> tuple[Tensor, Tensor]:
     """Mean and 1/sqrt(variance + eps); torch adds in float32 or wider whatever the type."""
     data, axes = view
     variance, mean = torch.var_mean(data, axes, correction=0)
-    return mean, (variance.to(torch.float64) + EPS).rsqrt()
+    return mean, (variance.to(torch.float64) + eps).rsqrt()
 
 
 def _lay_out(dense: Tensor, layout: str) -> Tensor:

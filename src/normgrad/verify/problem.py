@@ -13,10 +13,10 @@ from normgrad import hostmem
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec, TensorSpec
 from normgrad.validate import result_shape
+from normgrad.verify.cases import EPS as EPS
 from normgrad.verify.cases import Case
 
 Values = NDArray[np.float64]
-EPS = 1e-5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +77,7 @@ def request(case: Case, tensors: dict[str, TensorSpec], result_dtypes: dict[str,
         op=case.op,
         training=case.training,
         rstd_is=case.statistic if case.training else "variance",
-        eps=EPS,
+        eps=case.eps,
         channel_axis=axis,
         num_groups=case.num_groups,
         normalized_shape=case.shape[len(case.shape) - case.normalized :]
@@ -164,7 +164,7 @@ def _statistics(
         mean = 3.0 + rng.standard_normal(shape)
         variance = 0.5 + rng.random(shape)
     as_variance = case.statistic == "variance" or not case.training
-    rstd = variance if as_variance else 1.0 / np.sqrt(variance + EPS)
+    rstd = variance if as_variance else 1.0 / np.sqrt(variance + case.eps)
     return {"mean": host_array(mean, dtype), "rstd": host_array(rstd, dtype)}
 
 

@@ -1,5 +1,6 @@
 """Runs a problem through the functional API and reads the results back as float64."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ from normgrad.arrays import dense_numpy
 from normgrad.spec import RESULTS, Op, TensorSpec, dense_like
 from normgrad.validate import result_shape
 from normgrad.verify.budget import Expected, expected
+from normgrad.verify.cases import Case
 from normgrad.verify.measure import Measurement, measure
-from normgrad.verify.problem import EPS, HostArray, Problem
+from normgrad.verify.problem import HostArray, Problem
 
 Results = dict[str, np.ndarray[Any, Any]]
 
@@ -31,14 +33,14 @@ def judge(problem: Problem, results: Results, truth: Expected | None = None) -> 
 def run_backend(problem: Problem, backend: str | None) -> Results:
     """Results by role, from NumPy arrays or, on a GPU, torch tensors. Outputs start as NaN."""
     cuda = backend == "cuda"
-    to_array = _to_cuda if cuda else _to_numpy
+    to_array = functools.partial(to_torch, device="cuda") if cuda else to_numpy
     operands = {role: to_array(host) for role, host in problem.operands.items()}
     out = tuple(
         to_array(_poisoned(problem, role)) if role in problem.wanted else None
         for role in RESULTS[problem.case.op]
     )
     call(problem, operands, out, backend)
-    from_array = _from_cuda if cuda else _from_numpy
+    from_array = from_torch if cuda else from_numpy
     return {
         role: hostmem.widen(from_array(array), problem.result_dtypes[role])
         for role, array in zip(RESULTS[problem.case.op], out, strict=True)
@@ -48,75 +50,32 @@ def run_backend(problem: Problem, backend: str | None) -> Results:
 
 def call(problem: Problem, operands: dict[str, Any], out: Any, backend: str | None) -> Any:
     """The public function of the problem's operator on arrays of any kind."""
-    case = problem.case
+    name, arguments, options = invocation(problem.case, operands)
+    if problem.case.op is Op.BATCH_NORM_ELEMT and out is not None:
+        out = out[0]
+    return getattr(functional, name)(*arguments, **options, out=out, backend=backend)
+
+
+def invocation(case: Case, operands: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Name, positional and keyword arguments of the public function for a case."""
     dy, x = operands["dy"], operands["x"]
     mean, rstd, gamma = operands["mean"], operands["rstd"], operands.get("gamma")
+    name = f"{case.op}_backward"
+    options: dict[str, Any] = {"output_mask": case.wanted, "channel_axis": case.channel_axis}
     if case.op is Op.BATCH_NORM:
         pair = (None, None, mean, rstd) if case.training else (mean, rstd, None, None)
-        return functional.batch_norm_backward(
-            dy,
-            x,
-            gamma,
-            *pair,
-            training=case.training,
-            eps=EPS,
-            save_invstd_is=case.statistic,
-            output_mask=case.wanted,
-            channel_axis=case.channel_axis,
-            out=out,
-            backend=backend,
-        )
+        options |= {"training": case.training, "eps": case.eps, "save_invstd_is": case.statistic}
+        return name, (dy, x, gamma, *pair), options
     if case.op is Op.BATCH_NORM_REDUCE:
-        return functional.batch_norm_reduce_backward(
-            dy,
-            x,
-            mean,
-            rstd,
-            gamma,
-            output_mask=case.wanted,
-            channel_axis=case.channel_axis,
-            out=out,
-            backend=backend,
-        )
+        return name, (dy, x, mean, rstd, gamma), options
     if case.op is Op.BATCH_NORM_ELEMT:
         sums = (operands["sum_dy"], operands["sum_dy_xmu"], operands["counter"])
-        single = None if out is None else out[0]
-        return functional.batch_norm_elemt_backward(
-            dy,
-            x,
-            mean,
-            rstd,
-            gamma,
-            *sums,
-            channel_axis=case.channel_axis,
-            out=single,
-            backend=backend,
-        )
+        return name, (dy, x, mean, rstd, gamma, *sums), {"channel_axis": case.channel_axis}
     if case.op is Op.LAYER_NORM:
         normalized = case.shape[len(case.shape) - case.normalized :]
-        return functional.layer_norm_backward(
-            dy,
-            x,
-            normalized,
-            mean,
-            rstd,
-            gamma,
-            output_mask=case.wanted,
-            out=out,
-            backend=backend,
-        )
-    return functional.group_norm_backward(
-        dy,
-        x,
-        mean,
-        rstd,
-        gamma,
-        num_groups=case.num_groups,
-        output_mask=case.wanted,
-        channel_axis=case.channel_axis,
-        out=out,
-        backend=backend,
-    )
+        masked = {"output_mask": case.wanted}
+        return name, (dy, x, normalized, mean, rstd, gamma), masked
+    return name, (dy, x, mean, rstd, gamma), options | {"num_groups": case.num_groups}
 
 
 def _poisoned(problem: Problem, role: str) -> HostArray:
@@ -132,7 +91,8 @@ def _poisoned(problem: Problem, role: str) -> HostArray:
     return HostArray(array, dtype)
 
 
-def _to_numpy(host: HostArray) -> Any:
+def to_numpy(host: HostArray) -> Any:
+    """The caller's NumPy array; bfloat16 as ml_dtypes has it."""
     if host.dtype != "bfloat16":
         return host.array
     import ml_dtypes
@@ -140,29 +100,32 @@ def _to_numpy(host: HostArray) -> Any:
     return host.array.view(ml_dtypes.bfloat16)
 
 
-def _from_numpy(array: Any) -> Any:
+def from_numpy(array: Any) -> Any:
+    """The same memory; bfloat16 as its bits."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
-def _to_cuda(host: HostArray) -> Any:
+def to_torch(host: HostArray, device: str) -> Any:
+    """A torch tensor with the same strides; torch knows no negative ones, so those are copied."""
     import torch
 
     tensor = host.tensor
+    if any(step < 0 for step in tensor.strides):
+        return to_torch(HostArray(host.array.copy(), host.dtype), device)
     low, high = hostmem.byte_range(tensor)
     storage = hostmem.STORAGE[host.dtype]
-    if any(step < 0 for step in tensor.strides):  # torch knows no negative strides
-        return _to_cuda(HostArray(host.array.copy(), host.dtype))
     start = host.array.__array_interface__["data"][0]
     count = (high - low) // storage.itemsize
     flat = hostmem.view(start, TensorSpec((count,), (1,), host.dtype)).copy()
     signed = flat.view(np.int16) if host.dtype == "bfloat16" else flat
-    device = torch.from_numpy(signed).cuda()
+    placed = torch.from_numpy(signed).to(device)
     if host.dtype == "bfloat16":
-        device = device.view(torch.bfloat16)
-    return device.as_strided(tensor.shape, tensor.strides)
+        placed = placed.view(torch.bfloat16)
+    return placed.as_strided(tensor.shape, tensor.strides)
 
 
-def _from_cuda(array: Any) -> Any:
+def from_torch(array: Any) -> Any:
+    """A tensor's numbers in NumPy; bfloat16 as its bits."""
     import torch
 
     if array.dtype is torch.bfloat16:

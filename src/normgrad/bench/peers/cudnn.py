@@ -7,7 +7,6 @@ import torch
 from normgrad.bench.contender import NotOffered, Runner, by_role
 from normgrad.bench.problems import DeviceProblem
 from normgrad.spec import Op
-from normgrad.verify.problem import EPS
 
 
 class Cudnn:
@@ -29,11 +28,11 @@ class Cudnn:
             raise NotOffered("cuDNN has batch norm in training, all three gradients, alone")
         dy, x, mean, rstd, gamma = (operands[role] for role in ("dy", "x", "mean", "rstd", "gamma"))
         beta = torch.zeros_like(gamma)
-        forward = torch.ops.aten.cudnn_batch_norm(x, gamma, beta, None, None, True, 0.1, EPS)
+        forward = torch.ops.aten.cudnn_batch_norm(x, gamma, beta, None, None, True, 0.1, case.eps)
         reserve = forward[3]
         return Runner(
             lambda: torch.ops.aten.cudnn_batch_norm_backward(
-                x, dy, gamma, None, None, mean, rstd, EPS, reserve
+                x, dy, gamma, None, None, mean, rstd, case.eps, reserve
             ),
             lambda arrays: by_role(problem, arrays),
         )

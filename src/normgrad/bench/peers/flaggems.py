@@ -6,7 +6,6 @@ import math
 from normgrad.bench.contender import NotOffered, Runner, by_role
 from normgrad.bench.problems import DeviceProblem
 from normgrad.spec import Op
-from normgrad.verify.problem import EPS
 
 _NEEDS = ("flag_gems", "yaml", "sqlalchemy", "packaging")
 
@@ -57,7 +56,9 @@ class FlagGems:
             from flag_gems.ops.batch_norm import batch_norm_backward
 
             return Runner(
-                lambda: batch_norm_backward(dy, x, gamma, None, None, mean, rstd, True, EPS, mask),
+                lambda: batch_norm_backward(
+                    dy, x, gamma, None, None, mean, rstd, True, case.eps, mask
+                ),
                 lambda arrays: by_role(problem, arrays),
             )
         raise NotOffered("FlagGems has layer, group and training batch norm alone")

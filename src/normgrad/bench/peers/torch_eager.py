@@ -8,7 +8,6 @@ import torch
 from normgrad.bench.contender import NotOffered, Runner, by_role
 from normgrad.bench.problems import DeviceProblem
 from normgrad.spec import Op
-from normgrad.verify.problem import EPS
 
 aten = torch.ops.aten
 
@@ -35,7 +34,7 @@ def _call(problem: DeviceProblem) -> Any:
     if case.op is Op.BATCH_NORM:
         pair = (None, None, mean, rstd) if case.training else (mean, rstd, None, None)
         return lambda: aten.native_batch_norm_backward(
-            dy, x, gamma, *pair, case.training, EPS, mask
+            dy, x, gamma, *pair, case.training, case.eps, mask
         )
     if case.op is Op.LAYER_NORM:
         tail = list(case.shape[len(case.shape) - case.normalized :])
