@@ -8,13 +8,12 @@ import torch
 
 from normgrad.bench.problems import DeviceProblem
 from normgrad.spec import RESULTS
+from normgrad.verify.foreign import NotOffered
 from normgrad.verify.run import call
 
+__all__ = ["NotOffered", "Peer", "Runner", "by_role", "ours"]
+
 Tensor = torch.Tensor
-
-
-class NotOffered(Exception):  # noqa: N818 - it is an answer, not a fault
-    """A peer has no such operator, layout or mask; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,13 +56,35 @@ def inline(record: Record) -> list[tuple[str, str]]:
             continue
         figure = pyplot.figure(figsize=(13, _height(record, draw)), layout="constrained")
         draw(figure, record)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", transparent=True, metadata=_metadata(".svg"))
-        pyplot.close(figure)
-        svg = text.getvalue()
-        svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--grid)")
-        made.append((title, svg))
+        made.append((title, _themed(figure, pyplot)))
     return made
+
+
+def strip(groups: dict[str, list[float]]) -> str:
+    """Errors over budgets as dots, a line for each group, on a logarithmic axis; SVG text."""
+    pyplot = _pyplot()
+    figure = pyplot.figure(figsize=(13, 1.1 + 0.26 * len(groups)), layout="constrained")
+    axes = figure.subplots()
+    for place, shares in enumerate(groups.values()):
+        shown = [min(max(share, 1e-6), 1e6) for share in shares]
+        colours = ["#c62f2f" if share > 1 else "#3b7dd8" for share in shares]
+        axes.scatter(shown, [place] * len(shown), s=16, c=colours, alpha=0.7, linewidths=0)
+    axes.axvline(1.0, color=INK, linewidth=1, linestyle=(0, (5, 3)))
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(groups)), list(groups))
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+    axes.set_xlabel("worst error of a case / its budget; right of the dashed line is wrong")
+    axes.grid(True, axis="x")
+    return _themed(figure, pyplot)
+
+
+def _themed(figure: Any, pyplot: Any) -> str:
+    """The figure as SVG whose text and grid take the page's colours."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata=_metadata(".svg"))
+    pyplot.close(figure)
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--grid)")
 
 
 def _pyplot() -> Any:

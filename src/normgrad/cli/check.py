@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from normgrad import backends, verify
-from normgrad.cli import terminal
+from normgrad.cli import check_foreign, terminal
 from normgrad.cli.env import environment
 from normgrad.errors import BackendError, NormgradError
 from normgrad.spec import Op
@@ -34,10 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=backends.NAMES, help="one backend only")
     parser.add_argument("--seed", type=int, default=0, help="other random numbers")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every row to a file")
+    check_foreign.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the cases, print the table; 1 if any is wrong or nothing could run."""
+    if check_foreign.asked(args):
+        return check_foreign.run(args)
     names = [args.backend] if args.backend else list(backends.NAMES)
     reasons = {name: backends.get(name).unavailable() for name in names}
     usable = [name for name, reason in reasons.items() if reason is None]

@@ -17,14 +17,14 @@ def _rich() -> bool:
     return True
 
 
-def progress(items: Sequence[T], label: str) -> Iterator[T]:
-    """The items, with a bar on a terminal."""
+def progress(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+    """The items, with a bar on a terminal; ``total`` where they have no length."""
     if not _rich():
         yield from items
         return
     from rich.progress import track
 
-    yield from track(items, description=label, transient=True)
+    yield from track(items, description=label, total=total, transient=True)
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -13,8 +13,9 @@ from normgrad import hostmem
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec, TensorSpec
 from normgrad.validate import result_shape
-from normgrad.verify.cases import EPS as EPS
-from normgrad.verify.cases import Case
+from normgrad.verify.cases import EPS, Case
+
+__all__ = ["EPS", "HostArray", "Problem", "host_array", "make_problem", "request"]
 
 Values = NDArray[np.float64]
 

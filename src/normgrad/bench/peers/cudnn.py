@@ -26,7 +26,10 @@ class Cudnn:
         case, operands = problem.workload.case, problem.operands
         if case.op is not Op.BATCH_NORM or not case.training or not all(case.wanted):
             raise NotOffered("cuDNN has batch norm in training, all three gradients, alone")
-        dy, x, mean, rstd, gamma = (operands[role] for role in ("dy", "x", "mean", "rstd", "gamma"))
+        dy, x, mean, rstd = (operands[role] for role in ("dy", "x", "mean", "rstd"))
+        gamma = operands.get("gamma")
+        if gamma is None:
+            raise NotOffered("it is called with a weight alone")
         beta = torch.zeros_like(gamma)
         forward = torch.ops.aten.cudnn_batch_norm(x, gamma, beta, None, None, True, 0.1, case.eps)
         reserve = forward[3]

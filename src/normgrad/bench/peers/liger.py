@@ -24,7 +24,10 @@ class Liger:
     def prepare(self, problem: DeviceProblem) -> Runner:
         """The backward functions, with what their forwards would have saved."""
         case, operands = problem.workload.case, problem.operands
-        dy, x, mean, rstd, gamma = (operands[role] for role in ("dy", "x", "mean", "rstd", "gamma"))
+        dy, x, mean, rstd = (operands[role] for role in ("dy", "x", "mean", "rstd"))
+        gamma = operands.get("gamma")
+        if gamma is None:
+            raise NotOffered("it is called with a weight alone")
         beta = torch.zeros_like(gamma)
         if case.layout != "contiguous":
             raise NotOffered("Liger takes contiguous data alone")

@@ -29,23 +29,42 @@ class TorchEager:
 
 def _call(problem: DeviceProblem) -> Any:
     case, operands = problem.workload.case, problem.operands
-    dy, x, mean, rstd, gamma = (operands[role] for role in ("dy", "x", "mean", "rstd", "gamma"))
+    dy, x, mean, rstd = (operands[role] for role in ("dy", "x", "mean", "rstd"))
+    gamma = operands.get("gamma")
     mask = list(case.wanted)
+    if case.training and case.statistic == "variance":
+        raise NotOffered("torch has saved 1/sqrt(variance + eps) alone")
+    # What the forward pass saves: on the GPU float32 whatever the data's type, except that
+    # group norm's kernel reads the type of its data. The values stay the same.
+    if problem.device != "cpu":
+        saved = x.dtype if case.op is Op.GROUP_NORM else torch.promote_types(x.dtype, torch.float32)
+        mean, rstd = mean.to(saved), rstd.to(saved)
     if case.op is Op.BATCH_NORM:
         pair = (None, None, mean, rstd) if case.training else (mean, rstd, None, None)
         return lambda: aten.native_batch_norm_backward(
             dy, x, gamma, *pair, case.training, case.eps, mask
         )
     if case.op is Op.LAYER_NORM:
+        if gamma is None and (case.wanted[1] or case.wanted[2]):
+            raise NotOffered("torch has no parameter gradients without a weight")
         tail = list(case.shape[len(case.shape) - case.normalized :])
-        beta = torch.zeros_like(gamma)
+        beta = None if gamma is None else torch.zeros_like(gamma)
         return lambda: aten.native_layer_norm_backward(dy, x, tail, mean, rstd, gamma, beta, mask)
     if case.op is Op.GROUP_NORM:
-        # The CUDA kernel reads statistics in gamma's type; the values are the same.
-        mean, rstd = mean.to(gamma.dtype), rstd.to(gamma.dtype)
         samples, channels, positions = case.shape[0], case.shape[1], math.prod(case.shape[2:])
+        sizes = (samples, channels, positions, case.num_groups)
+        # As autograd calls it: the kernel reads dense data alone, on the GPU channels first.
+        form = torch.contiguous_format
+        if problem.device == "cpu" and x.is_contiguous(memory_format=_last(x)):
+            form = _last(x)
         return lambda: aten.native_group_norm_backward(
-            dy, x, mean, rstd, gamma, samples, channels, positions, case.num_groups, mask
+            dy.contiguous(memory_format=form),
+            x.contiguous(memory_format=form),
+            mean,
+            rstd,
+            gamma,
+            *sizes,
+            mask,
         )
     if problem.device == "cpu":
         raise NotOffered("torch has no CPU kernel for it")
@@ -56,6 +75,12 @@ def _call(problem: DeviceProblem) -> Any:
     return lambda: aten.batch_norm_backward_reduce(
         dy, x, mean, rstd, gamma, wants_sums, case.wanted[2], case.wanted[3]
     )
+
+
+def _last(x: torch.Tensor) -> torch.memory_format:
+    """Channels-last for the rank of x, where torch has a word for it."""
+    words = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return words.get(x.ndim, torch.contiguous_format)
 
 
 PEER = TorchEager()
