@@ -112,7 +112,7 @@ def show(outcomes: list[Outcome]) -> None:
         count = Counter(one.verdict for one in members)
         several = sum(one.deterministic is False for one in members)
         verdict = next(word for word in ("FAIL", "PASS", "NONE") if count[word])
-        shown = f"{worst.share:.2f}", f"{ulps:.3g}", worst.case, str(several)
+        shown = f"{worst.share:.3g}", f"{ulps:.3g}", worst.case, str(several)
         counts = (str(count["PASS"]), str(count["FAIL"]), str(count["NONE"]))
         lines.append((who, op, dtype, *counts, *shown, verdict))
     counts_header = ("who", "operator", "type", "pass", "fail", "not offered")

@@ -34,6 +34,9 @@ def _call(problem: DeviceProblem) -> Any:
     mask = list(case.wanted)
     if case.training and case.statistic == "variance":
         raise NotOffered("torch has saved 1/sqrt(variance + eps) alone")
+    bare = gamma is None and case.op in (Op.LAYER_NORM, Op.GROUP_NORM)
+    if bare and (case.wanted[1] or case.wanted[2]):
+        raise NotOffered("torch has no parameter gradients without a weight")
     # What the forward pass saves: on the GPU float32 whatever the data's type, except that
     # group norm's kernel reads the type of its data. The values stay the same.
     if problem.device != "cpu":
@@ -45,8 +48,6 @@ def _call(problem: DeviceProblem) -> Any:
             dy, x, gamma, *pair, case.training, case.eps, mask
         )
     if case.op is Op.LAYER_NORM:
-        if gamma is None and (case.wanted[1] or case.wanted[2]):
-            raise NotOffered("torch has no parameter gradients without a weight")
         tail = list(case.shape[len(case.shape) - case.normalized :])
         beta = None if gamma is None else torch.zeros_like(gamma)
         return lambda: aten.native_layer_norm_backward(dy, x, tail, mean, rstd, gamma, beta, mask)
