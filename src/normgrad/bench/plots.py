@@ -259,7 +259,14 @@ def _speedups(panel: Any, record: Record) -> None:
             axes.barh(place, mean, height=0.86, color=colour, label=legend)
             if high > low:
                 axes.plot([low, high], [place, place], color=INK, linewidth=1.1, marker="|")
-            axes.text(high, place, f"  {mean:.2f}x", va="center", ha="left", fontsize=7.5)
+            axes.annotate(
+                f"{mean:.2f}x",
+                (high, place),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7.5,
+            )
             place += 1
         ticks.append(((first + place - 1) / 2, label))
         place += 0.8
