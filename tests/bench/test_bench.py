@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from normgrad import backends, cli  # noqa: E402
+from normgrad import cli  # noqa: E402
 from normgrad.backends.reference.backend import ReferenceBackend  # noqa: E402
 from normgrad.bench import contender, problems, session, suites, timing, truth  # noqa: E402
 from normgrad.bench.suites import Workload  # noqa: E402
@@ -121,23 +121,10 @@ class Fickle(ReferenceBackend):
             view.flat[0] = np.nextafter(view.flat[0], np.float32(9))
 
 
-@pytest.fixture
-def backend(monkeypatch):
-    """Puts a backend in the place of the reference.
-
-    Plans are cached with their backend: each test that uses this has a shape of its own.
-    """
-    return lambda one: monkeypatch.setattr(backends, "get", lambda name: one)
-
-
-def small(shape):
-    return [word if word != "16x32" else shape for word in SMALL]
-
-
-def test_a_wrong_result_is_shown_and_not_timed(backend, tmp_path, capsys):
-    backend(Wrong())
+def test_a_wrong_result_is_shown_and_not_timed(install, tmp_path, capsys):
+    install(Wrong())
     path = tmp_path / "wrong.json"
-    assert cli.main([*small("17x32"), "--backend", "reference", "--json", str(path)]) == 1
+    assert cli.main([*SMALL, "--backend", "reference", "--json", str(path)]) == 1
     out = capsys.readouterr().out
     assert "WRONG" in out
     assert "times the budget" in out
@@ -147,9 +134,9 @@ def test_a_wrong_result_is_shown_and_not_timed(backend, tmp_path, capsys):
     assert row["error"].startswith("wrong: ")
 
 
-def test_other_bits_after_the_timed_runs_are_wrong(backend, capsys):
-    backend(Fickle())
-    assert cli.main([*small("18x32"), "--backend", "reference"]) == 1
+def test_other_bits_after_the_timed_runs_are_wrong(install, capsys):
+    install(Fickle())
+    assert cli.main([*SMALL, "--backend", "reference"]) == 1
     assert "other bits after the timed runs" in capsys.readouterr().out
 
 
@@ -232,12 +219,12 @@ def test_wrong_options_are_refused_with_words(options, words, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_a_backend_that_is_not_there_is_refused(capsys, backend):
+def test_a_backend_that_is_not_there_is_refused(capsys, install):
     class Absent(ReferenceBackend):
         def unavailable(self):
             return "it is somewhere else"
 
-    backend(Absent())
+    install(Absent())
     assert cli.main([*SMALL, "--backend", "reference"]) == 2
     assert "it is somewhere else" in capsys.readouterr().err
 

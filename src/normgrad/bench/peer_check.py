@@ -10,7 +10,7 @@ from normgrad.bench.suites import Workload
 from normgrad.errors import OptionError
 from normgrad.spec import Op
 from normgrad.verify.problem import Problem
-from normgrad.verify.run import Results, from_numpy, from_torch, to_torch
+from normgrad.verify.run import Results, from_torch, to_torch
 
 
 class PeerImplementation:
@@ -47,7 +47,7 @@ class PeerImplementation:
 
 def _values(array: Any) -> Any:
     dtype = str(array.dtype).removeprefix("torch.")
-    return hostmem.widen(from_numpy(from_torch(array)), dtype)
+    return hostmem.widen(from_torch(array), dtype)
 
 
 def _has_gpu() -> bool:

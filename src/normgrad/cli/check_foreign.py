@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what --impl functions take (numpy)",
     )
     others.add_argument("--repeats", type=int, default=3, help="runs that must agree in bits (3)")
-    others.add_argument("--html", metavar="FILE", type=Path, help="one self-contained page")
 
 
 def asked(args: argparse.Namespace) -> bool:
@@ -138,10 +137,15 @@ def write(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
         report = {"environment": environment(), "rows": [one.as_json() for one in outcomes]}
         args.json.write_text(json.dumps(report, indent=1, allow_nan=False), encoding="utf-8")
     if args.html:
-        from normgrad.verify import page
+        write_page(args.html, outcomes)
 
-        args.html.write_text(page.render(outcomes, environment()), encoding="utf-8")
-        print(f"wrote {args.html}")
+
+def write_page(path: Path, outcomes: list[Outcome]) -> None:
+    """One self-contained page."""
+    from normgrad.verify import page
+
+    path.write_text(page.render(outcomes, environment()), encoding="utf-8")
+    print(f"wrote {path}")
 
 
 def exit_code(outcomes: list[Outcome]) -> int:

@@ -18,12 +18,10 @@ from normgrad.verify.cases import Case
 from normgrad.verify.problem import HostArray, Problem, make_problem
 from normgrad.verify.run import (
     Results,
-    from_numpy,
-    from_torch,
+    from_array,
     invocation,
     judge,
-    to_numpy,
-    to_torch,
+    to_array,
 )
 
 Verdict = Literal["PASS", "FAIL", "NONE"]
@@ -140,7 +138,8 @@ class FunctionImplementation:
 
     def __init__(self, name: str, functions: dict[Op, Callable[..., Any]], arrays: str) -> None:
         self.name, self.functions = name, functions
-        self.library, _, self.device = arrays.partition(":")
+        library, _, device = arrays.partition(":")
+        self.device = (device or "cpu") if library == "torch" else None
 
     def run(self, problem: Problem) -> Results:
         """Hand over fresh arrays, read what comes back."""
@@ -158,7 +157,7 @@ class FunctionImplementation:
             raise TypeError(msg)
         for role, array in operands.items():
             host = problem.operands[role]
-            if self.library == "torch" and from_torch(array).tobytes() != host.array.tobytes():
+            if from_array(array, self.device).tobytes() != host.array.tobytes():
                 msg = f"it changed its operand {role}"
                 raise ValueError(msg)
         return {
@@ -168,13 +167,13 @@ class FunctionImplementation:
         }
 
     def _array(self, host: HostArray) -> Any:
-        return to_torch(host, self.device or "cpu") if self.library == "torch" else to_numpy(host)
+        return to_array(host, self.device)
 
     def _values(self, problem: Problem, role: str, array: Any) -> Any:
         if array is None:
             msg = f"it returned None for {role}, which is wanted"
             raise TypeError(msg)
-        found = from_torch(array) if self.library == "torch" else np.asarray(array)
+        found = from_array(array if self.device else np.asarray(array), self.device)
         dtype = str(array.dtype).removeprefix("torch.")
         shape = problem.case.shape if role == "dx" else result_shape(problem.spec, role)
         if tuple(found.shape) != shape:
@@ -183,7 +182,7 @@ class FunctionImplementation:
         if dtype not in hostmem.STORAGE:
             msg = f"{role} is of type {dtype}"
             raise TypeError(msg)
-        return hostmem.widen(from_numpy(found), dtype)
+        return hostmem.widen(found, dtype)
 
 
 def _accepted(function: Callable[..., Any], options: dict[str, Any], case: Case) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def make_problem(case: Case, dtype: str, seed: int = 0) -> Problem:
     rng = np.random.default_rng([seed, zlib.crc32(f"{case.name}/{dtype}".encode())])
     # Far from 0, so that a formula that subtracts late loses its digits: mean 100, deviation 3;
     # in 16 bits the spacing at 100 is .06 (float16) and .5 (bfloat16), so nearer there.
-    centre = {"float16": 20.0, "bfloat16": 5.0}.get(dtype, 100.0)
+    centre = {"float16": 20.0, "bfloat16": 5.0}.get(dtype, case.centre)
     x = centre + 3.0 * rng.standard_normal(case.shape)
     dy = rng.standard_normal(case.shape) + 0.25
     if case.poison is not None:

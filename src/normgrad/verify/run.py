@@ -1,6 +1,6 @@
 """Runs a problem through the functional API and reads the results back as float64."""
 
-import functools
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -31,21 +31,27 @@ def judge(problem: Problem, results: Results, truth: Expected | None = None) -> 
 
 
 def run_backend(problem: Problem, backend: str | None) -> Results:
-    """Results by role, from NumPy arrays or, on a GPU, torch tensors. Outputs start as NaN."""
-    cuda = backend == "cuda"
-    to_array = functools.partial(to_torch, device="cuda") if cuda else to_numpy
-    operands = {role: to_array(host) for role, host in problem.operands.items()}
+    """Results by role, from NumPy arrays or torch tensors. Outputs start as NaN."""
+    device = _torch_device(problem, backend)
+    operands = {role: to_array(host, device) for role, host in problem.operands.items()}
     out = tuple(
-        to_array(_poisoned(problem, role)) if role in problem.wanted else None
+        to_array(_poisoned(problem, role), device) if role in problem.wanted else None
         for role in RESULTS[problem.case.op]
     )
     call(problem, operands, out, backend)
-    from_array = from_torch if cuda else from_numpy
     return {
-        role: hostmem.widen(from_array(array), problem.result_dtypes[role])
+        role: hostmem.widen(from_array(array, device), problem.result_dtypes[role])
         for role, array in zip(RESULTS[problem.case.op], out, strict=True)
         if array is not None
     }
+
+
+def _torch_device(problem: Problem, backend: str | None) -> str | None:
+    """Where torch tensors are needed: on a GPU, and for bfloat16 where ml_dtypes is missing."""
+    if backend == "cuda":
+        return "cuda"
+    types = {host.dtype for host in problem.operands.values()} | set(problem.result_dtypes.values())
+    return "cpu" if "bfloat16" in types and find_spec("ml_dtypes") is None else None
 
 
 def call(problem: Problem, operands: dict[str, Any], out: Any, backend: str | None) -> Any:
@@ -91,8 +97,10 @@ def _poisoned(problem: Problem, role: str) -> HostArray:
     return HostArray(array, dtype)
 
 
-def to_numpy(host: HostArray) -> Any:
-    """The caller's NumPy array; bfloat16 as ml_dtypes has it."""
+def to_array(host: HostArray, device: str | None) -> Any:
+    """NumPy's array, bfloat16 as ml_dtypes has it; on a device, a torch tensor."""
+    if device is not None:
+        return to_torch(host, device)
     if host.dtype != "bfloat16":
         return host.array
     import ml_dtypes
@@ -100,28 +108,30 @@ def to_numpy(host: HostArray) -> Any:
     return host.array.view(ml_dtypes.bfloat16)
 
 
-def from_numpy(array: Any) -> Any:
-    """The same memory; bfloat16 as its bits."""
+def from_array(array: Any, device: str | None) -> Any:
+    """The numbers in NumPy; bfloat16 as its bits."""
+    if device is not None:
+        return from_torch(array)
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def to_torch(host: HostArray, device: str) -> Any:
-    """A torch tensor with the same strides; torch knows no negative ones, so those are copied."""
+    """A tensor with the same strides, where torch has such."""
     import torch
 
     tensor = host.tensor
-    if any(step < 0 for step in tensor.strides):
-        return to_torch(HostArray(host.array.copy(), host.dtype), device)
     low, high = hostmem.byte_range(tensor)
     storage = hostmem.STORAGE[host.dtype]
+    if any(step < 0 for step in tensor.strides):  # torch knows no negative strides
+        return to_torch(HostArray(host.array.copy(), host.dtype), device)
     start = host.array.__array_interface__["data"][0]
     count = (high - low) // storage.itemsize
     flat = hostmem.view(start, TensorSpec((count,), (1,), host.dtype)).copy()
     signed = flat.view(np.int16) if host.dtype == "bfloat16" else flat
-    placed = torch.from_numpy(signed).to(device)
+    moved = torch.from_numpy(signed).to(device)
     if host.dtype == "bfloat16":
-        placed = placed.view(torch.bfloat16)
-    return placed.as_strided(tensor.shape, tensor.strides)
+        moved = moved.view(torch.bfloat16)
+    return moved.as_strided(tensor.shape, tensor.strides)
 
 
 def from_torch(array: Any) -> Any:
