@@ -312,6 +312,7 @@ def test_a_missing_result_is_wrong():
 def test_medians_and_spreads():
     found = timing.summary([1.0, 2.0, 3.0, 4.0, 100.0])
     assert found.median_ms == 3.0
+    assert found.best_ms == 1.0
     assert found.runs == 5
     assert found.spread > 0
 

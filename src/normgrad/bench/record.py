@@ -32,6 +32,7 @@ class Row:
     budget_share: float | None = None  # worst error over budget
     same_bits: bool | None = None  # after all timed runs
     median_ms: float | None = None  # results given with out=
+    best_ms: float | None = None
     spread: float | None = None
     alloc_ms: float | None = None  # results allocated by the call, as the peers do
     alloc_spread: float | None = None
@@ -41,6 +42,7 @@ class Row:
     memory_peak: int | None = None  # bytes, results included
     error: str | None = None
     peers: dict[str, float] = field(default_factory=dict)
+    peer_best_ms: dict[str, float] = field(default_factory=dict)
     peer_spread: dict[str, float] = field(default_factory=dict)
     peer_host_us: dict[str, float] = field(default_factory=dict)
     peer_memory: dict[str, int | None] = field(default_factory=dict)
@@ -97,6 +99,16 @@ class Record:
     def peer_names(self) -> list[str]:
         """Every peer that was timed somewhere."""
         return list(dict.fromkeys(name for row in self.rows for name in row.peers))
+
+    def raise_copy(self, gbps: float) -> None:
+        """Take a faster copy, measured later in the same run, for all rows."""
+        if gbps <= self.copy_gbps:
+            return
+        for row in self.rows:
+            row.floor_ms *= self.copy_gbps / gbps
+            if row.median_ms:
+                row.floor_share = row.floor_ms / row.median_ms
+        self.copy_gbps = gbps
 
     def geomeans(self, peer: str, *, given: bool = False) -> dict[str, float]:
         """Geometric mean of the speed-up over a peer by type; ``given``: ours with out=."""

@@ -72,9 +72,11 @@ class Session:
                 times = row.wrong_peers if peer.name in row.peer_errors else row.peers
                 times[peer.name] = timed[peer.name].median_ms
                 row.peer_spread[peer.name] = timed[peer.name].spread
+                row.peer_best_ms[peer.name] = timed[peer.name].best_ms
                 row.peer_memory[peer.name] = self.timer.memory_peak(runners[peer.name].run)
         if "out" in runners:
             row.median_ms, row.spread = timed["out"].median_ms, timed["out"].spread
+            row.best_ms = timed["out"].best_ms
             row.alloc_ms, row.alloc_spread = timed["alloc"].median_ms, timed["alloc"].spread
             row.floor_share = row.floor_ms / row.median_ms
             row.gbps = workload.streams * workload.data_bytes / row.median_ms / 1e6

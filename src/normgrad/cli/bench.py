@@ -93,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         lines.add(_cells(row, backend is not None, names))
         if args.json:
             record.write_json(args.json)
+    if not (fault and fault.startswith("stopped")):
+        _copy_again(session, record)
     lines.close()
     _print_notes(record)
     if fault:
@@ -101,6 +103,15 @@ def run(args: argparse.Namespace) -> int:
     bad = _bad(record)
     print(f"{len(record.rows)} rows, {len(bad)} of ours wrong or refused")
     return 1 if bad or not record.rows or (fault and fault.startswith("stopped")) else 0
+
+
+def _copy_again(session: "Session", record: "Record") -> None:
+    """The copy after the last row; the faster of the two is the floor of every row."""
+    again = session.timer.copy_gbps()
+    record.settings |= {"copy_gbps_before": record.copy_gbps, "copy_gbps_after": again}
+    if again > record.copy_gbps:
+        record.raise_copy(again)
+        print(f"copy after the last row: {again:.0f} GB/s, faster: it is the floor in all files")
 
 
 def _bad(record: "Record") -> "list[Row]":
