@@ -228,7 +228,7 @@ def _bars(record: Record) -> list[tuple[str, dict[str, tuple[float, float, float
         label = f"{_TITLES[row.op]} {_SHORT[row.dtype]}"
         label += "" if row.layout == "contiguous" else ", channels-last"
         if len(timed) <= _MAX_SINGLE_BARS:
-            label += f"\n{row.size}" + (f" mask {row.mask}" if "0" in row.mask else "")
+            label += f" {row.size}" + (f" mask {row.mask}" if "0" in row.mask else "")
         groups.setdefault(label, []).append(row)
     made = []
     for label, rows in groups.items():
