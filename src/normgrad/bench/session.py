@@ -49,8 +49,14 @@ class Session:
         row.floor_ms = workload.streams * workload.data_bytes / self.copy_gbps / 1e6
         try:
             self._measure(workload, row)
+        except NormgradError:
+            raise
         except torch.OutOfMemoryError as error:
             row.error = f"out of memory: {str(error).splitlines()[0]}"
+        except Exception as error:  # hours of other rows must not be lost for one
+            row.error = f"{type(error).__name__}: {str(error)[:300]}"
+            row.verified = False
+            self._settle(workload.name)
         self._release()
         return row
 
