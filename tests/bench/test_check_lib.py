@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from normgrad import cli
+from normgrad.verify import clib
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("gcc") or shutil.which("cc")
@@ -85,3 +86,13 @@ def test_a_library_that_does_not_load_is_refused(tmp_path, capsys):
     path.write_bytes(b"infiniopCreateBatchNormBackwardDescriptor, but no library")
     assert check(path) == 2
     assert "must be a library that loads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("libopapi_nn.so", "aclnn"), ("libinfiniop.so", "infiniop"), ("libany.so", "infiniop")],
+)
+def test_the_name_decides_where_a_file_has_both_interfaces(name, kind, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(b"aclnnLayerNormBackward infiniopCreateBatchNormBackwardDescriptor")
+    assert clib._kind(path) == kind

@@ -58,14 +58,22 @@ def worker(path: Path, op: str | None, dtype: str | None, seed: int) -> Callable
 
 
 def _kind(path: Path) -> str:
-    """Which interface the file exports, by the names in it."""
+    """Which interface is meant, by the file's name or else by the symbols in it.
+
+    One file may hold both: ours do.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise OptionError("--lib", "must be a shared library that can be read", error) from error
-    if b"infiniopCreateBatchNormBackwardDescriptor" in content:
-        return "infiniop"
-    if b"aclnnLayerNormBackward" in content or b"aclnnBatchNormBackward" in content:
+    has = {
+        "infiniop": b"infiniopCreateBatchNormBackwardDescriptor" in content,
+        "aclnn": b"aclnnLayerNormBackward" in content or b"aclnnBatchNormBackward" in content,
+    }
+    if path.name.startswith("libopapi") and has["aclnn"]:
         return "aclnn"
+    for name, found in has.items():
+        if found:
+            return name
     rule = "must export infiniopBatchNormBackward or aclnn's backward operators"
     raise OptionError("--lib", rule, path)
