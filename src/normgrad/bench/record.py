@@ -110,13 +110,19 @@ class Record:
                 row.floor_share = row.floor_ms / row.median_ms
         self.copy_gbps = gbps
 
-    def geomeans(self, peer: str, *, given: bool = False) -> dict[str, float]:
-        """Geometric mean of the speed-up over a peer by type; ``given``: ours with out=."""
+    def geomeans(
+        self, peer: str, *, given: bool = False, wrong_too: bool = False
+    ) -> dict[str, float]:
+        """Geometric mean of the speed-up over a peer by type.
+
+        ``given``: ours with out=. ``wrong_too``: with rows where the peer's result is wrong.
+        """
         by_type: dict[str, list[float]] = {}
         for row in self.rows:
             mine = row.median_ms if given else row.alloc_ms
-            if mine and peer in row.peers:
-                by_type.setdefault(row.dtype, []).append(row.peers[peer] / mine)
+            theirs = row.peers.get(peer) or (row.wrong_peers.get(peer) if wrong_too else None)
+            if mine and theirs:
+                by_type.setdefault(row.dtype, []).append(theirs / mine)
         return {
             dtype: math.exp(sum(map(math.log, ratios)) / len(ratios))
             for dtype, ratios in by_type.items()

@@ -289,6 +289,14 @@ def _print_notes(record: "Record") -> None:
                 f"geometric mean over {name}, {dtype}: {times:.2f}x both allocating, "
                 f"{given[dtype]:.2f}x with out= given"
             )
+    for name in dict.fromkeys(name for row in record.rows for name in row.wrong_peers):
+        both = record.geomeans(name, wrong_too=True)
+        given = record.geomeans(name, given=True, wrong_too=True)
+        for dtype, times in both.items():
+            print(
+                f"the same with the rows where {name} is wrong, {dtype}: {times:.2f}x and "
+                f"{given[dtype]:.2f}x"
+            )
 
 
 def _write(args: argparse.Namespace, record: "Record") -> None:
