@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import normgrad as ng
+from normgrad import hostmem
+from normgrad.backends.reference.backend import ReferenceBackend
+from normgrad.spec import ROLES
 
 RNG = np.random.default_rng(11)
 SHAPE = (3, 4, 6)
@@ -171,3 +174,38 @@ def test_only_what_a_view_covers_is_written(op, dtype, steps, host_backend):
         for vector in vectors:
             vector[2 : 2 + 2 * params(op) : 2] = 7.0
             assert (vector == 7.0).all()
+
+
+class Careless(ReferenceBackend):
+    """Spoils every result before it reads, but for one that is the very view of dy or x."""
+
+    def run(self, plan, addresses, workspace, stream):
+        where = dict(zip(ROLES, addresses, strict=True))
+        data = [(where[role], plan.spec.tensor(role)) for role in ("dy", "x")]
+        for role in plan.spec.wanted:
+            tensor = plan.spec.tensor(role)
+            if (where[role], tensor) not in data:
+                hostmem.view(where[role], tensor)[...] = np.nan
+        super().run(plan, addresses, workspace, stream)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("over", ["same", "shifted", "flipped", "weight"])
+def test_a_backend_may_write_before_it_reads(op, over, install):
+    """What lies over an operand is computed elsewhere and copied."""
+    dy, x, weight = operands(op)
+    want = call(op, dy.copy(), x.copy(), weight.copy(), None, "reference")
+    install(Careless())
+    buffer = np.zeros(x.size + 5)
+    under = buffer[: x.size].reshape(SHAPE)
+    under[...] = x
+    grad_input = {
+        "same": under,
+        "shifted": buffer[5:].reshape(SHAPE),
+        "flipped": under[::-1],
+        "weight": np.empty(SHAPE),
+    }[over]
+    grad_weight = weight if over == "weight" else np.empty(params(op))
+    out = (grad_input, grad_weight, np.empty(params(op)))
+    call(op, dy, under, weight, out, "reference")
+    same(op, out, want)
