@@ -22,7 +22,7 @@ unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open site/index.html"
 
 $(VENV)/bin/python:

@@ -235,6 +235,22 @@ def test_the_time_budget_leaves_rows_out_and_says_so(capsys):
     assert "rows were not measured: --budget-seconds" in capsys.readouterr().out
 
 
+def test_a_run_stopped_by_hand_shows_what_it_has(monkeypatch, capsys, tmp_path):
+    measure = session.Session.measure
+
+    def once(self, workload):
+        if workload.case.id == "8x32":
+            raise KeyboardInterrupt
+        return measure(self, workload)
+
+    monkeypatch.setattr(session.Session, "measure", once)
+    path = tmp_path / "run.json"
+    options = ["--shape", "8x32", "--backend", "reference", "--json", str(path)]
+    assert cli.main([*SMALL, *options]) == 1
+    assert "stopped by hand at layer_norm 8x32" in capsys.readouterr().out
+    assert len(json.loads(path.read_text(encoding="utf-8"))["rows"]) == 1
+
+
 def test_suites_hold_the_tables():
     cpu = {(one.case.op, one.case.id) for one in suites.suite("all", "cpu")}
     assert (Op.BATCH_NORM, "20x6x65536") in cpu

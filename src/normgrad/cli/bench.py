@@ -89,6 +89,9 @@ def run(args: argparse.Namespace) -> int:
         except NormgradError as error:
             fault = f"stopped at {workload.name}: {error}"
             break
+        except KeyboardInterrupt:  # what is there is shown and written
+            fault = f"stopped by hand at {workload.name}"
+            break
         record.rows.append(row)
         lines.add(_cells(row, backend is not None, names))
         if args.json:
