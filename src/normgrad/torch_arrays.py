@@ -69,7 +69,11 @@ class TorchKind:
 
     def empty(self, tensor: TensorSpec, device: str, like: Any) -> tuple[torch.Tensor, int]:
         """A tensor with the strides asked for."""
-        if like.stride() == tensor.strides and _NAMES.get(like.dtype) == tensor.dtype:
+        if (
+            isinstance(like, torch.Tensor)
+            and like.stride() == tensor.strides
+            and _NAMES.get(like.dtype) == tensor.dtype
+        ):
             array = torch.empty_like(like)  # a third faster
             if array.stride() == tensor.strides and array.shape == tensor.shape:
                 return array, array.data_ptr()

@@ -1,7 +1,7 @@
 """Runs a problem through the functional API and reads the results back as float64."""
 
-from importlib.util import find_spec
 import os
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np

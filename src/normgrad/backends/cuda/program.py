@@ -101,9 +101,9 @@ class Builder:
         **options: Any,
     ) -> None:
         """Add a kernel launch."""
-        blocks = (*grid, 1, 1)[:3]
+        x, y, z, *_ = (*grid, 1, 1)
         self.steps.append(
-            Launch(kernel, blocks, tuple(arguments.items()), tuple(constants.items()), **options)
+            Launch(kernel, (x, y, z), tuple(arguments.items()), tuple(constants.items()), **options)
         )
 
     def fill(self, target: Ref, count: int, value: int) -> None:

@@ -26,9 +26,9 @@ def make_program(spec: Spec, geometry: Geometry, compute: str, device: Device) -
     layout = lay_out(builder, geometry)
     sums_wanted = any(role != "dx" for role in spec.wanted)
     corrected = spec.op is not Op.BATCH_NORM_ELEMT and spec.training
-    if spec.dx is not None and corrected:
-        if layout.family == "planes" and resident_planes(builder, geometry, layout, device):
-            return builder.finish("resident planes")
+    resident = spec.dx is not None and corrected and layout.family == "planes"
+    if resident and resident_planes(builder, geometry, layout, device):
+        return builder.finish("resident planes")
     name = "elements"
     totals = None
     if spec.op is not Op.BATCH_NORM_ELEMT and (sums_wanted or (spec.dx and corrected)):
@@ -173,7 +173,7 @@ def add_apply(
     group = geometry.statistic == "row"
     dy, x, dx = layout.dy, layout.x, layout.dx
     assert dx is not None
-    sums = _sums(builder, geometry, totals)
+    sums, counts = _sums(builder, geometry, totals)
     inference = spec.op is Op.BATCH_NORM and not spec.training
     itemsize = max(ITEMSIZE[one.ref.dtype] for one in layout.tensors)
     vector = 16 // itemsize
@@ -185,6 +185,7 @@ def add_apply(
         "rstd": builder.vector("rstd"),
         "gamma": builder.vector("gamma"),
         **sums,
+        "counts": counts,
         "channels": layout.channels,
         "group_size": geometry.channels,
         "count": float(geometry.count),
@@ -195,7 +196,7 @@ def add_apply(
         "CORRECT": correct and not inference,
         "VARIANCE": spec.rstd_is == "variance",
         "REVERSE": totals is not None,
-        "COUNTS": power_of_two(max(int(sums["counts"] or 1), 1)),
+        "COUNTS": power_of_two(counts),
         "COMPUTE": builder.compute,
     }
     if layout.family == "planes":
@@ -234,25 +235,27 @@ def _steps(layout: Layout, kind: str, align: int) -> dict[str, Argument]:
     return entry("dy", layout.dy) | entry("x", layout.x) | entry("dx", layout.dx)
 
 
-def _sums(builder: Builder, geometry: Geometry, totals: Ref | None) -> dict[str, Argument]:
-    """The two sums of each statistic and the count behind them."""
+def _sums(
+    builder: Builder, geometry: Geometry, totals: Ref | None
+) -> tuple[dict[str, Argument], int]:
+    """The two sums of each statistic, where the count behind them is, and in how many parts."""
     if totals is not None:
         second = totals._replace(
             offset=totals.offset + geometry.statistics * ITEMSIZE[builder.compute]
         )
-        return {"first_sum": totals, "second_sum": second, "counter": None, "counts": 1}
+        return {"first_sum": totals, "second_sum": second, "counter": None}, 1
     counter = builder.spec.counter
     if counter is None:
-        return {"first_sum": None, "second_sum": None, "counter": None, "counts": 1}
+        return {"first_sum": None, "second_sum": None, "counter": None}, 1
     ref, counts = builder.vector("counter"), counter.size
     if counts > _MOST_COUNTS:
         total = builder.scratch(1, "float64")
         arguments: dict[str, Argument] = {"counter": ref, "total": total, "size": counts}
         builder.launch("copy.add_counts", (1,), arguments, {"BLOCK": 1024})
         ref, counts = total, 1
-    return {
+    given: dict[str, Argument] = {
         "first_sum": builder.vector("sum_dy"),
         "second_sum": builder.vector("sum_dy_xmu"),
         "counter": ref,
-        "counts": counts,
     }
+    return given, counts
