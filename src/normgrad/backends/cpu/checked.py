@@ -78,12 +78,13 @@ def store(fmt: Format, address: int, values: Any) -> None:
     store_part(fmt, address, values, fmt.lanes)
 
 
-def stream(fmt: Format, address: int, values: Any) -> None:
+def stream(fmt: Format, address: int, first: Any, second: Any) -> None:
     """As in `lowering`: alignment is part of the bargain."""
-    if address % (fmt.itemsize * fmt.lanes):
+    if address % 64:
         msg = f"a streamed store at {address:#x} is not aligned"
         raise IndexError(msg)
-    store(fmt, address, values)
+    store(fmt, address, first)
+    store(fmt, address + fmt.lanes * fmt.itemsize, second)
 
 
 def store_part(fmt: Format, address: int, values: Any, count: int) -> None:

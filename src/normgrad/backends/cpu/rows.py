@@ -99,8 +99,13 @@ def four_rows(
     vs0, vs1, vs2, vs3 = splat(fmt, s0), splat(fmt, s1), splat(fmt, s2), splat(fmt, s3)
     vb0, vb1, vb2, vb3 = splat(fmt, b0), splat(fmt, b1), splat(fmt, b2), splat(fmt, b3)
     vc0, vc1, vc2, vc3 = splat(fmt, c0), splat(fmt, c1), splat(fmt, c2), splat(fmt, c3)
+    whole = columns // width * width
+    if streaming:
+        whole = columns // (2 * width) * (2 * width)
     column = 0
-    while columns - column >= width:
+    while column < whole:
+        # Where lines are streamed, two vectors of each row at a time.
+        halves = 2 if streaming else 1
         d0 = load(fmt, dy)
         d1 = load(fmt, dy + dy_step)
         d2 = load(fmt, dy + 2 * dy_step)
@@ -109,6 +114,12 @@ def four_rows(
         t1 = load(fmt, x + x_step) - vm1
         t2 = load(fmt, x + 2 * x_step) - vm2
         t3 = load(fmt, x + 3 * x_step) - vm3
+        if adding:
+            p = load(flat, sums) + ((d0 + d1) + (d2 + d3))
+            store(flat, sums, p)
+            q01 = fma(d0, t0 * vs0, d1 * (t1 * vs1))
+            q23 = fma(d2, t2 * vs2, d3 * (t3 * vs3))
+            store(flat, sums_xhat, load(flat, sums_xhat) + (q01 + q23))
         if writing:
             g = load(flat, gamma)
             r0 = fma(vs0 * g, d0, fma(vb0, t0, vc0))
@@ -116,28 +127,37 @@ def four_rows(
             r2 = fma(vs2 * g, d2, fma(vb2, t2, vc2))
             r3 = fma(vs3 * g, d3, fma(vb3, t3, vc3))
             if streaming:
-                stream(fmt, dx, r0)
-                stream(fmt, dx + dx_step, r1)
-                stream(fmt, dx + 2 * dx_step, r2)
-                stream(fmt, dx + 3 * dx_step, r3)
+                e0 = load(fmt, dy + step)
+                e1 = load(fmt, dy + step + dy_step)
+                e2 = load(fmt, dy + step + 2 * dy_step)
+                e3 = load(fmt, dy + step + 3 * dy_step)
+                u0 = load(fmt, x + step) - vm0
+                u1 = load(fmt, x + step + x_step) - vm1
+                u2 = load(fmt, x + step + 2 * x_step) - vm2
+                u3 = load(fmt, x + step + 3 * x_step) - vm3
+                g = load(flat, gamma + unit)
+                stream(fmt, dx, r0, fma(vs0 * g, e0, fma(vb0, u0, vc0)))
+                stream(fmt, dx + dx_step, r1, fma(vs1 * g, e1, fma(vb1, u1, vc1)))
+                stream(fmt, dx + 2 * dx_step, r2, fma(vs2 * g, e2, fma(vb2, u2, vc2)))
+                stream(fmt, dx + 3 * dx_step, r3, fma(vs3 * g, e3, fma(vb3, u3, vc3)))
+                if adding:
+                    p = load(flat, sums + unit) + ((e0 + e1) + (e2 + e3))
+                    store(flat, sums + unit, p)
+                    q01 = fma(e0, u0 * vs0, e1 * (u1 * vs1))
+                    q23 = fma(e2, u2 * vs2, e3 * (u3 * vs3))
+                    store(flat, sums_xhat + unit, load(flat, sums_xhat + unit) + (q01 + q23))
             else:
                 store(fmt, dx, r0)
                 store(fmt, dx + dx_step, r1)
                 store(fmt, dx + 2 * dx_step, r2)
                 store(fmt, dx + 3 * dx_step, r3)
-        if adding:
-            p = load(flat, sums) + ((d0 + d1) + (d2 + d3))
-            store(flat, sums, p)
-            q01 = fma(d0, t0 * vs0, d1 * (t1 * vs1))
-            q23 = fma(d2, t2 * vs2, d3 * (t3 * vs3))
-            store(flat, sums_xhat, load(flat, sums_xhat) + (q01 + q23))
-        dy += step
-        x += step
-        dx += step
-        gamma += unit
-        sums += unit
-        sums_xhat += unit
-        column += width
+        dy += halves * step
+        x += halves * step
+        dx += halves * step
+        gamma += halves * unit
+        sums += halves * unit
+        sums_xhat += halves * unit
+        column += halves * width
     return column
 
 
