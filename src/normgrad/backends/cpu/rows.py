@@ -6,15 +6,13 @@ float64.
 
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.columns import add_rows, clear, join_columns
-from normgrad.backends.cpu.formats import F64
-from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, put
+from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, put_row, read_any
 from normgrad.backends.cpu.vector import (
     fence,
     fma,
     lanes,
     load,
     load_part,
-    read,
     size_of,
     splat,
     store,
@@ -114,38 +112,44 @@ def four_rows(
         t1 = load(fmt, x + x_step) - vm1
         t2 = load(fmt, x + 2 * x_step) - vm2
         t3 = load(fmt, x + 3 * x_step) - vm3
+        w0 = d0 * vs0
+        w1 = d1 * vs1
+        w2 = d2 * vs2
+        w3 = d3 * vs3
         if adding:
-            p = load(flat, sums) + ((d0 + d1) + (d2 + d3))
-            store(flat, sums, p)
-            q01 = fma(d0, t0 * vs0, d1 * (t1 * vs1))
-            q23 = fma(d2, t2 * vs2, d3 * (t3 * vs3))
-            store(flat, sums_xhat, load(flat, sums_xhat) + (q01 + q23))
+            store(flat, sums, load(flat, sums) + ((d0 + d1) + (d2 + d3)))
+            q = fma(w0, t0, w1 * t1) + fma(w2, t2, w3 * t3)
+            store(flat, sums_xhat, load(flat, sums_xhat) + q)
         if writing:
             g = load(flat, gamma)
-            r0 = fma(vs0 * g, d0, fma(vb0, t0, vc0))
-            r1 = fma(vs1 * g, d1, fma(vb1, t1, vc1))
-            r2 = fma(vs2 * g, d2, fma(vb2, t2, vc2))
-            r3 = fma(vs3 * g, d3, fma(vb3, t3, vc3))
+            r0 = fma(w0, g, fma(vb0, t0, vc0))
+            r1 = fma(w1, g, fma(vb1, t1, vc1))
+            r2 = fma(w2, g, fma(vb2, t2, vc2))
+            r3 = fma(w3, g, fma(vb3, t3, vc3))
             if streaming:
-                e0 = load(fmt, dy + step)
-                e1 = load(fmt, dy + step + dy_step)
-                e2 = load(fmt, dy + step + 2 * dy_step)
-                e3 = load(fmt, dy + step + 3 * dy_step)
-                u0 = load(fmt, x + step) - vm0
-                u1 = load(fmt, x + step + x_step) - vm1
-                u2 = load(fmt, x + step + 2 * x_step) - vm2
-                u3 = load(fmt, x + step + 3 * x_step) - vm3
+                d0 = load(fmt, dy + step)
+                d1 = load(fmt, dy + step + dy_step)
+                d2 = load(fmt, dy + step + 2 * dy_step)
+                d3 = load(fmt, dy + step + 3 * dy_step)
+                t0 = load(fmt, x + step) - vm0
+                t1 = load(fmt, x + step + x_step) - vm1
+                t2 = load(fmt, x + step + 2 * x_step) - vm2
+                t3 = load(fmt, x + step + 3 * x_step) - vm3
+                w0 = d0 * vs0
+                w1 = d1 * vs1
+                w2 = d2 * vs2
+                w3 = d3 * vs3
                 g = load(flat, gamma + unit)
-                stream(fmt, dx, r0, fma(vs0 * g, e0, fma(vb0, u0, vc0)))
-                stream(fmt, dx + dx_step, r1, fma(vs1 * g, e1, fma(vb1, u1, vc1)))
-                stream(fmt, dx + 2 * dx_step, r2, fma(vs2 * g, e2, fma(vb2, u2, vc2)))
-                stream(fmt, dx + 3 * dx_step, r3, fma(vs3 * g, e3, fma(vb3, u3, vc3)))
+                stream(fmt, dx, r0, fma(w0, g, fma(vb0, t0, vc0)))
+                stream(fmt, dx + dx_step, r1, fma(w1, g, fma(vb1, t1, vc1)))
+                stream(fmt, dx + 2 * dx_step, r2, fma(w2, g, fma(vb2, t2, vc2)))
+                stream(fmt, dx + 3 * dx_step, r3, fma(w3, g, fma(vb3, t3, vc3)))
                 if adding:
-                    p = load(flat, sums + unit) + ((e0 + e1) + (e2 + e3))
-                    store(flat, sums + unit, p)
-                    q01 = fma(e0, u0 * vs0, e1 * (u1 * vs1))
-                    q23 = fma(e2, u2 * vs2, e3 * (u3 * vs3))
-                    store(flat, sums_xhat + unit, load(flat, sums_xhat + unit) + (q01 + q23))
+                    there = sums + unit
+                    store(flat, there, load(flat, there) + ((d0 + d1) + (d2 + d3)))
+                    there = sums_xhat + unit
+                    q = fma(w0, t0, w1 * t1) + fma(w2, t2, w3 * t3)
+                    store(flat, there, load(flat, there) + q)
             else:
                 store(fmt, dx, r0)
                 store(fmt, dx + dx_step, r1)
@@ -176,12 +180,13 @@ def one_row(
         at = column * size_of(flat)
         d = load_part(fmt, dy + here, part)
         t = load_part(fmt, x + here, part) - vm
+        w = d * vs
         if writing:
             g = load_part(flat, gamma + at, part)
-            store_part(fmt, dx + here, fma(vs * g, d, fma(vb, t, vc)), part)
+            store_part(fmt, dx + here, fma(w, g, fma(vb, t, vc)), part)
         if adding:
             store_part(flat, sums + at, load_part(flat, sums + at, part) + d, part)
-            q = fma(d, t * vs, load_part(flat, sums_xhat + at, part))
+            q = fma(w, t, load_part(flat, sums_xhat + at, part))
             store_part(flat, sums_xhat + at, q, part)
         column += width
 
@@ -286,9 +291,19 @@ def spread_gamma(flat):
 
     def spread_gamma_task(params, addresses, workspace, argument, index):
         target = place(params, addresses, workspace, argument)
-        for column in range(params[slots.COLUMNS]):
-            gamma = entry(params, addresses, workspace, slots.GAMMA, column, 1.0)
-            write(flat, target + column * size_of(flat), gamma)
+        columns = params[slots.COLUMNS]
+        code = params[slots.GAMMA + slots.CODE]
+        if code < 0:
+            for _ in range(columns):
+                write(flat, target, 1.0)
+                target += size_of(flat)
+            return 0
+        source = place(params, addresses, workspace, slots.GAMMA)
+        step = params[slots.GAMMA + slots.STRIDE]
+        for _ in range(columns):
+            write(flat, target, read_any(code, source))
+            target += size_of(flat)
+            source += step
         return 0
 
     return spread_gamma_task
@@ -302,12 +317,9 @@ def join_rows(flat):
         first = index * params[slots.CHUNK]
         last = min(first + params[slots.CHUNK], columns)
         join_columns(flat, params, workspace, 0, first, last)
-        sums = workspace + params[slots.AT_SUMS]
-        for column in range(first, last):
-            dbeta = read(F64, sums + column * 8)
-            put(params, addresses, workspace, slots.DBETA, column, dbeta)
-            dgamma = read(F64, sums + (columns + column) * 8)
-            put(params, addresses, workspace, slots.DGAMMA, column, dgamma)
+        sums = workspace + params[slots.AT_SUMS] + first * 8
+        put_row(params, addresses, workspace, slots.DBETA, first, last, sums)
+        put_row(params, addresses, workspace, slots.DGAMMA, first, last, sums + columns * 8)
         return 0
 
     return join_rows_task
