@@ -1,6 +1,7 @@
 """Host memory by address: NumPy views over it, and exact rounding into each type."""
 
 import ctypes
+import functools
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ STORAGE: "dict[str, np.dtype[Any]]" = {
 }
 
 
+@functools.lru_cache(maxsize=4096)
 def byte_range(tensor: TensorSpec) -> tuple[int, int]:
     """The bytes a view covers, first and one past the last, relative to its first element."""
     if tensor.size == 0:

@@ -20,8 +20,17 @@ def needs_bounce(
     ``dx`` over the very view of ``x`` or ``dy`` is computed in place: each element is read before
     it is written. Two results over each other cannot both be right: that is an error.
     """
-    bounce = set()
+    bounce: set[str] = set()
     listed = list(results.items())
+    # Most calls have nothing in common: 30 comparisons of numbers say so within microseconds.
+    spans = [_span(view) for view in (*results.values(), *operands.values())]
+    starts = [span for span in spans[: len(listed)] if span[0] < span[1]]
+    if not any(
+        span is not start and span[0] < start[1] and start[0] < span[1]
+        for start in starts
+        for span in spans
+    ):
+        return bounce
     for index, (role, result) in enumerate(listed):
         for other_role, other in listed[:index]:
             if _share(result, other):
@@ -34,6 +43,11 @@ def needs_bounce(
     return bounce
 
 
+def _span(view: View) -> tuple[int, int]:
+    low, high = hostmem.byte_range(view.tensor)
+    return (view.address + low, view.address + high)
+
+
 def _same(first: View, second: View) -> bool:
     return first.address == second.address and first.tensor == second.tensor
 
@@ -41,12 +55,9 @@ def _same(first: View, second: View) -> bool:
 def _share(first: View, second: View) -> bool:
     if first.tensor.size == 0 or second.tensor.size == 0 or first.device != second.device:
         return False
-    low, high = hostmem.byte_range(first.tensor)
-    other_low, other_high = hostmem.byte_range(second.tensor)
-    if (
-        first.address + high <= second.address + other_low
-        or second.address + other_high <= first.address + low
-    ):
+    low, high = _span(first)
+    other_low, other_high = _span(second)
+    if high <= other_low or other_high <= low:
         return False
     try:
         # Only the addresses are looked at: device memory is never touched.

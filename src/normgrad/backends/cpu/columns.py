@@ -5,7 +5,7 @@ into one float32 row, blocks are joined in float64, and a second pass over the r
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.formats import F32, F64
+from normgrad.backends.cpu.formats import F64
 from normgrad.backends.cpu.scalar import (
     count,
     entry,
@@ -23,7 +23,6 @@ from normgrad.backends.cpu.vector import (
     prefetch,
     read,
     size_of,
-    splat,
     store,
     store_part,
     store_wide,

@@ -1,21 +1,20 @@
-"""What `vector` names, as LLVM instructions. Addresses are integers; lane 0 is the first element."""
+"""What `vector` names, as LLVM instructions. Addresses are integers, lane 0 comes first."""
 
+import operator
 import os
 import platform
 
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils, config
+from numba.core.imputils import lower_constant
 from numba.extending import (
     intrinsic,
-    lower_builtin,
     models,
     overload,
     register_model,
     typeof_impl,
 )
-from numba.core.imputils import lower_constant
-import operator
 
 from normgrad.backends.cpu.formats import Format
 
@@ -518,7 +517,7 @@ def _binary(name, instruction):
 
     def typed(first, second):
         if isinstance(first, LanesType) and first == second:
-            return lambda first, second: operation(first, second)
+            return lambda first, second: operation(first, second)  # noqa: PLW0108 (Numba's way)
         return None
 
     overload(getattr(operator, name))(typed)

@@ -343,8 +343,8 @@ class Needs:
         wanted = set(spec.wanted)
         own = self.correction == slots.OWN_CORRECTION and spec.op is not Op.LAYER_NORM
         elemt = spec.op is Op.BATCH_NORM_ELEMT
-        self.sum_xmu = own or bool(wanted & {"dgamma", "sum_dy_xmu"}) and not elemt
-        self.sum_dy = self.sum_xmu or bool(wanted & {"dbeta", "sum_dy"}) and not elemt
+        self.sum_xmu = own or (bool(wanted & {"dgamma", "sum_dy_xmu"}) and not elemt)
+        self.sum_dy = self.sum_xmu or (bool(wanted & {"dbeta", "sum_dy"}) and not elemt)
         self.x = self.sum_xmu or self.correction != slots.NO_CORRECTION
         self.data = tuple(
             role

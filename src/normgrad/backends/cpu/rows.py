@@ -226,16 +226,24 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
                     fmt, flat, params, addresses, workspace, dy, x, gamma, row
                 )
                 m1, s1, b1, c1 = row_factors(
-                    fmt, flat, params, addresses, workspace, dy + dy_step, x + x_step, gamma, row + 1
+                    fmt,
+                    flat,
+                    params,
+                    addresses,
+                    workspace,
+                    dy + dy_step,
+                    x + x_step,
+                    gamma,
+                    row + 1,
                 )
+                two, two_x = dy + 2 * dy_step, x + 2 * x_step
                 m2, s2, b2, c2 = row_factors(
-                    fmt, flat, params, addresses, workspace, dy + 2 * dy_step, x + 2 * x_step, gamma,
-                    row + 2,
-                )  # fmt: skip
+                    fmt, flat, params, addresses, workspace, two, two_x, gamma, row + 2
+                )
+                three, three_x = two + dy_step, two_x + x_step
                 m3, s3, b3, c3 = row_factors(
-                    fmt, flat, params, addresses, workspace, dy + 3 * dy_step, x + 3 * x_step, gamma,
-                    row + 3,
-                )  # fmt: skip
+                    fmt, flat, params, addresses, workspace, three, three_x, gamma, row + 3
+                )
                 done = four_rows(
                     fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns,
                     m0, m1, m2, m3, s0, s1, s2, s3, b0, b1, b2, b3, c0, c1, c2, c3,

@@ -159,9 +159,7 @@ def sums_of_dy(fmt, dy, dy_step, segments, length):
 
 
 @jit.inner
-def gradients(
-    fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, a, b, c, streaming
-):
+def gradients(fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, a, b, c, streaming):
     """``dx = a * dy + b * (x - mean) + c`` over segments at an even distance."""
     width = lanes(fmt)
     step = width * size_of(fmt)
@@ -361,9 +359,7 @@ def whole_slabs(fmt, params, addresses, workspace, index):
         sum_dy = 0.0
         sum_xmu = 0.0
         if params[slots.SUM_DY]:
-            sum_dy, sum_xmu = slab_sums(
-                fmt, params, addresses, workspace, slab, dy, x, mean, rstd
-            )
+            sum_dy, sum_xmu = slab_sums(fmt, params, addresses, workspace, slab, dy, x, mean, rstd)
             if not by_row:
                 slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
         if params[slots.WRITE_DX]:
@@ -431,9 +427,7 @@ def unit_gradients(fmt, params, addresses, workspace, index):
     dy = slab_start(params, addresses, workspace, slots.DY, slab) + first * size_of(fmt)
     x = slab_start(params, addresses, workspace, slots.X, slab) + first * size_of(fmt)
     dx = slab_start(params, addresses, workspace, slots.DX, slab) + first * size_of(fmt)
-    write_gradients(
-        fmt, params, dy, x, dx, segment, segments, length, mean, rstd * gamma, b, c
-    )
+    write_gradients(fmt, params, dy, x, dx, segment, segments, length, mean, rstd * gamma, b, c)
     if params[slots.STREAM_DX]:
         fence()
     return 0
