@@ -29,16 +29,24 @@ _STORED = {
     "int32": _I32,
     "int64": _I64,
 }
+_X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
+
+
+def _compiles_for(feature):
+    """Whether the code that Numba makes may use a feature of the processor."""
+    if config.CPU_NAME or config.CPU_FEATURES:
+        return f"+{feature}" in (config.CPU_FEATURES or "").split(",")
+    return bool(binding.get_host_cpu_features().get(feature))
+
+
+# Float16 conversions are instructions everywhere but on old x86, where LLVM would call functions
+# that nobody provides.
+_HAS_HALF = not _X86 or _compiles_for("f16c")
 # One instruction instead of seven; it flushes numbers below 2**-126 to zero. The cache of compiled
 # kernels is keyed by the processor's features.
-_HAS_BF16 = bool(
-    binding.get_host_cpu_features().get("avx512bf16")
-    and not config.CPU_NAME
-    and not config.CPU_FEATURES
-)
+_HAS_BF16 = _X86 and _compiles_for("avx512bf16")
 if _HAS_BF16:
     binding.initialize_native_asmparser()
-_X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
 _LINE = 64
 
 
@@ -118,10 +126,48 @@ def _const(type_, value):
     return ir.Constant(type_, value)
 
 
+def _half_widened(builder, stored):
+    """Float16 to float32 in integers: the exponent moves by 112, subnormals come right with it."""
+    whole, single = _like(stored.type, _I32), _like(stored.type, _F32)
+    bits = builder.zext(builder.bitcast(stored, _like(stored.type, _I16)), whole)
+    size = builder.shl(builder.and_(bits, _const(whole, 0x7FFF)), _const(whole, 13))
+    scaled = builder.fmul(builder.bitcast(size, single), _const(single, 2.0**112))
+    special = builder.icmp_unsigned(">=", size, _const(whole, 0x7C00 << 13))
+    exponent = builder.or_(size, _const(whole, 0x7F800000))
+    value = builder.select(special, exponent, builder.bitcast(scaled, whole))
+    sign = builder.shl(builder.and_(bits, _const(whole, 0x8000)), _const(whole, 16))
+    return builder.bitcast(builder.or_(value, sign), single)
+
+
+def _half_narrowed(builder, values):
+    """Float32 to float16 in integers, to nearest even."""
+    whole, half = _like(values.type, _I32), _like(values.type, _I16)
+    bits = builder.bitcast(values, whole)
+    size = builder.and_(bits, _const(whole, 0x7FFFFFFF))
+    last = builder.and_(builder.lshr(size, _const(whole, 13)), _const(whole, 1))
+    moved = builder.sub(size, _const(whole, 0x38000000 - 0xFFF))
+    normal = builder.lshr(builder.add(moved, last), _const(whole, 13))
+    # One half has the step of float16's subnormals in its last place: adding it rounds.
+    single = values.type
+    aligned = builder.fadd(builder.bitcast(size, single), _const(single, 0.5))
+    tiny = builder.sub(builder.bitcast(aligned, whole), _const(whole, 0x3F000000))
+    value = builder.select(
+        builder.icmp_unsigned("<", size, _const(whole, 0x38800000)), tiny, normal
+    )
+    too_large = builder.icmp_unsigned(">=", size, _const(whole, 0x477FF000))
+    value = builder.select(too_large, _const(whole, 0x7C00), value)
+    is_nan = builder.icmp_unsigned(">", size, _const(whole, 0x7F800000))
+    value = builder.select(is_nan, _const(whole, 0x7E00), value)
+    sign = builder.and_(builder.lshr(bits, _const(whole, 16)), _const(whole, 0x8000))
+    return builder.bitcast(builder.trunc(builder.or_(value, sign), half), _like(single, _F16))
+
+
 def _widened(builder, fmt, stored):
     """Stored elements, one or many, as compute numbers: exact."""
     if fmt.name == "float16":
-        return builder.fpext(stored, _like(stored.type, _F32))
+        if _HAS_HALF:
+            return builder.fpext(stored, _like(stored.type, _F32))
+        return _half_widened(builder, stored)
     if fmt.name == "bfloat16":
         whole = _like(stored.type, _I32)
         shifted = builder.shl(builder.zext(stored, whole), _const(whole, 16))
@@ -132,7 +178,9 @@ def _widened(builder, fmt, stored):
 def _narrowed(builder, fmt, values):
     """Compute numbers rounded once, to nearest even, as they are stored."""
     if fmt.name == "float16":
-        return builder.fptrunc(values, _like(values.type, _F16))
+        if _HAS_HALF:
+            return builder.fptrunc(values, _like(values.type, _F16))
+        return _half_narrowed(builder, values)
     if fmt.name != "bfloat16":
         return values
     if _HAS_BF16 and isinstance(values.type, ir.VectorType):
