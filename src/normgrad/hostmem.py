@@ -47,9 +47,10 @@ def view(address: int | None, tensor: TensorSpec) -> NDArray[np.generic]:
 
 def widen(array: NDArray[np.generic], dtype: str) -> NDArray[np.float64]:
     """The values as float64: exact from every type."""
-    if dtype == "bfloat16":
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        if dtype == "bfloat16":
+            return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return array.astype(np.float64)
 
 
 def narrow(values: NDArray[np.float64], dtype: str) -> NDArray[np.generic]:
