@@ -25,6 +25,9 @@ JOINED_COLUMNS = 256
 # Past this size of x, dy and dx together the results will not be found in a cache anyway.
 STREAM_BYTES = 24 << 20
 STREAM_SEGMENT = 1024
+# Four rows are summed side by side where they are narrow, or all of x and dy fits a cache.
+NARROW_BYTES = 256
+NEAR_BYTES = 4 << 20
 
 _DATA = {"dy": slots.DY, "x": slots.X, "dx": slots.DX}
 _VECTORS = {
@@ -257,6 +260,9 @@ class Program:
         params[slots.SAMPLES] = samples
         params[slots.ROWS] = rows
         self._row_steps(rows, by_row)
+        narrow = columns * self.format.itemsize <= NARROW_BYTES
+        near = 2 * geometry.size * self.format.itemsize <= NEAR_BYTES
+        params[slots.SIDE_BY_SIDE] = int(narrow or near)
         block = self._blocks(samples, rows, columns)
         blocks = _up(rows, block)
         chunk = geometry.channels * _up(JOINED_COLUMNS, max(geometry.channels, 1))

@@ -218,7 +218,9 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
             clear(flat, sums, 2 * columns)
             if not with_x:
                 rows = end - row
-                add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, sums, sums, False)
+                add_rows(
+                    fmt, flat, dy, x, dy_step, x_step, rows, columns, sums, sums, False, False
+                )
                 row = end
         while row < end:
             if end - row >= 4:
