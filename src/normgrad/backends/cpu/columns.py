@@ -34,7 +34,7 @@ from normgrad.backends.cpu.vector import (
 )
 
 # How far ahead of its use a line is asked for, in bytes.
-AHEAD = 1024
+AHEAD = 2560
 
 
 @jit.inner

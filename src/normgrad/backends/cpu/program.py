@@ -301,7 +301,9 @@ class Program:
 
     def _blocks(self, samples: int, rows: int, columns: int) -> int:
         """Rows of a block: enough blocks for many cores, and few enough to join quickly."""
-        block = min(BLOCK_ROWS, max(16, _up(samples * rows, 64)))
+        # Joining a block costs what two of its rows cost.
+        least = 16 if samples * rows < 256 else 32
+        block = min(BLOCK_ROWS, max(least, _up(samples * rows, 64)))
         block = _up(block, 4) * 4
         self.params[slots.BLOCK] = block
         self.params[slots.BLOCKS] = _up(rows, block)

@@ -40,6 +40,8 @@ _DEPTH = 128
 # Segments of up to this many bytes are too short for the processor to see them coming.
 _SHORT = 256
 _AHEAD = 4
+# How far ahead lines are asked for in long ones, in bytes: 1024 is too near, 1536 nearly enough.
+_FAR = 2560
 
 
 @jit.inner
@@ -82,6 +84,10 @@ def sums(fmt, dy, x, dy_step, x_step, segments, length, mean):
                 p1 = p1 + d1
                 p2 = p2 + d2
                 p3 = p3 + d3
+                prefetch(at + _FAR)
+                prefetch(at + _FAR + 2 * step)
+                prefetch(at_x + _FAR)
+                prefetch(at_x + _FAR + 2 * step)
                 at += 4 * step
                 at_x += 4 * step
             left -= rounds * 4 * width
