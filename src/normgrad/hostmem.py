@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import functools
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ STORAGE: "dict[str, np.dtype[Any]]" = {
 }
 
 
+@functools.lru_cache(maxsize=4096)
 @functools.lru_cache(maxsize=4096)
 def byte_range(tensor: TensorSpec) -> tuple[int, int]:
     """The bytes a view covers, first and one past the last, relative to its first element."""
