@@ -1,0 +1,2 @@
+"""PyTorch."""
+from normgrad.torch import backward_ops, forward_ops
