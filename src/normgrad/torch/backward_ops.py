@@ -131,9 +131,7 @@ def _fake_three(
     )
 
 
-def _fake_batch(
-    grad_out: Tensor, input: Tensor, weight: Tensor | None = None, *rest: Any
-) -> Three:
+def _fake_batch(grad_out: Tensor, input: Tensor, weight: Tensor | None = None, *rest: Any) -> Three:
     mask = rest[6] if len(rest) > 6 else (True, True, True)
     axis = rest[7] if len(rest) > 7 else 1
     return _fake_three(input, weight, (input.shape[axis],), mask)
@@ -274,7 +272,13 @@ def _derivative(
 
 _TABLE: tuple[tuple[Any, ...], ...] = (
     ("batch_norm_backward", _BATCH, _batch_norm_backward, _fake_batch, _batch_request),
-    ("batch_norm_reduce_backward", _REDUCE, _batch_norm_reduce_backward, _fake_reduce, _reduce_request),
+    (
+        "batch_norm_reduce_backward",
+        _REDUCE,
+        _batch_norm_reduce_backward,
+        _fake_reduce,
+        _reduce_request,
+    ),
     ("batch_norm_elemt_backward", _ELEMT, _batch_norm_elemt_backward, _fake_elemt, _elemt_request),
     ("layer_norm_backward", _LAYER, _layer_norm_backward, _fake_layer, _layer_request),
     ("group_norm_backward", _GROUP, _group_norm_backward, _fake_group, _group_request),

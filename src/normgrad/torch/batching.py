@@ -1,4 +1,4 @@
-"""Rules for ``torch.func.vmap``: the mapped axis becomes part of the channels, so one call does all.
+"""Rules for ``torch.func.vmap``: the mapped axis joins the channels, so one call does all.
 
 Every parameter and statistic belongs to a channel or a group, and with the mapped axis folded into
 them each mapped slice keeps its own. Layer norm becomes a group norm with a group for each slice.
@@ -38,9 +38,7 @@ def _axis(input: Tensor, dim: int | None, axis: int) -> int:
 
 
 def _dims(results: Sequence[Any], dims: Sequence[int]) -> Dims:
-    return tuple(
-        None if one is None else dim for one, dim in zip(results, dims, strict=True)
-    )
+    return tuple(None if one is None else dim for one, dim in zip(results, dims, strict=True))
 
 
 def batch_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
@@ -131,9 +129,7 @@ def layer_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
         *data, *statistics, _vector(weight, dims[5], size), size, mask, 1
     )
     results = (
-        None
-        if dx is None
-        else dx.unflatten(1, (size, columns)).movedim(1, 0).reshape(whole.shape),
+        None if dx is None else dx.unflatten(1, (size, columns)).movedim(1, 0).reshape(whole.shape),
         _unfold(dgamma, size, shape),
         _unfold(dbeta, size, shape),
     )

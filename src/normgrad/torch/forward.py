@@ -32,7 +32,7 @@ def normalize_batch(
     weight = torch.ones(x.shape[1]) if weight is None else wide(weight)
     results = _batch_norm(x, weight, wide(bias), *buffers, training, momentum, eps)
     for one, update in zip((running_mean, running_var), buffers, strict=True):
-        if training and one is not None and update is not one:
+        if training and one is not None and update is not None and update is not one:
             one.copy_(update)
     return results
 

@@ -169,4 +169,3 @@ differentiable("group_norm", _setup_group, _backward_group, batching.group_norm)
 # As torch does for its own on CUDA; on the CPU, and for batch norm, it leaves the types alone.
 torch.library.register_autocast("normgrad::layer_norm", "cuda", torch.float32, lib=LIBRARY)
 torch.library.register_autocast("normgrad::group_norm", "cuda", torch.float32, lib=LIBRARY)
-

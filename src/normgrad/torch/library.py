@@ -9,7 +9,14 @@ import torch
 from normgrad.spec import TensorSpec, dense_like
 
 Tensor = torch.Tensor
-LIBRARY: Final = torch.library.Library("normgrad", "DEF")
+
+
+def open_library(namespace: str, kind: str) -> Any:
+    """A ``torch.library.Library``, whose methods torch leaves untyped."""
+    return torch.library.Library(namespace, kind)  # type: ignore[no-untyped-call]
+
+
+LIBRARY: Final[Any] = open_library("normgrad", "DEF")
 NARROW: Final = (torch.float16, torch.bfloat16)
 
 
@@ -29,8 +36,8 @@ def differentiable(
 ) -> None:
     """Give an operator its derivative, and its rule under ``torch.func.vmap``.
 
-    ``torch.library.register_autograd`` would do for the derivative alone: its function has no
-    setup_context, which ``torch.func.grad`` asks for, and it takes no operator that updates buffers.
+    ``torch.library.register_autograd`` would not do: its function has no setup_context, which
+    ``torch.func.grad`` asks for, and it takes no operator that updates buffers.
     """
     op = getattr(torch.ops.normgrad, name).default
     defaults = tuple(argument.default_value for argument in op._schema.arguments)

@@ -92,7 +92,7 @@ class GroupNorm(nn.GroupNorm):
 def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
     """The forward pass of every instance norm module, on input with a batch axis."""
     running_mean, running_var = module.running_mean, module.running_var
-    if not (module.training or not module.track_running_stats):  # as batch norm's inference
+    if module.track_running_stats and not module.training:  # as batch norm's inference
         y: Tensor = torch.ops.normgrad.batch_norm(
             input, module.weight, module.bias, running_mean, running_var, False, 0.0, module.eps
         )[0]
@@ -123,18 +123,7 @@ def _track_instances(module: _InstanceNorm, input: Tensor, mean: Tensor, rstd: T
 
 
 class _Instances(_InstanceNorm):
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize each sample's channels; a missing batch axis is added and taken away."""
-        self._check_input_dim(input)
-        rank = self._get_no_batch_dim()
-        if input.shape[input.dim() - rank] != self.num_features and self.affine:
-            msg = (
-                f"expected input's size at dim={input.dim() - rank} to match num_features "
-                f"({self.num_features}), but got: {input.shape[input.dim() - rank]}."
-            )
-            raise ValueError(msg)
-        if input.dim() == rank:
-            return instance_norm(self, input.unsqueeze(0)).squeeze(0)
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
         return instance_norm(self, input)
 
 

@@ -8,11 +8,11 @@ from normgrad.torch.library import NARROW, Tensor, memory_format, statistics_dty
 
 
 class Joined(NamedTuple):
-    """Statistics of a whole batch, in float64. ``count`` has one element."""
+    """Statistics of a whole batch, in float64. ``total`` counts it, in one element."""
 
     mean: Tensor
     variance: Tensor
-    count: Tensor
+    total: Tensor
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def update_running(
     running_mean: Tensor, running_var: Tensor, joined: Joined, momentum: float | Tensor
 ) -> None:
     """Move the buffers towards a batch's statistics; a batch without data leaves them alone."""
-    count = joined.count
+    count = joined.total
     unbiased = joined.variance * (count / (count - 1).clamp(min=1.0))
     step = torch.where(count > 0, momentum, 0.0)
     for buffer, value in ((running_mean, joined.mean), (running_var, unbiased)):
@@ -66,7 +66,7 @@ def normalize(
         y = torch.batch_norm_elemt(x, wide(weight), wide(bias), mean, invstd, 0.0)
     else:
         # Torch's kernel for inference takes a variance and makes this very invstd of it.
-        y = torch.native_batch_norm(
-            x, wide(weight), wide(bias), mean, invstd**-2, False, 0.0, 0.0
-        )[0]
+        y = torch.native_batch_norm(x, wide(weight), wide(bias), mean, invstd**-2, False, 0.0, 0.0)[
+            0
+        ]
     return y.contiguous(memory_format=y_format)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from normgrad import functional
 from normgrad.torch import statistics
@@ -38,7 +37,9 @@ Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 def group_of(name: str) -> Any:
     """The process group of this name."""
-    return dist.distributed_c10d._resolve_process_group(name)
+    from torch.distributed import distributed_c10d
+
+    return vars(distributed_c10d)["_resolve_process_group"](name)
 
 
 def _sync_batch_norm(
@@ -56,14 +57,12 @@ def _sync_batch_norm(
     everyone = mine.new_empty(process_group.size(), mine.numel())
     # The base collective exists in gloo and nccl alike, and on every version of torch.
     process_group._allgather_base(everyone.view(-1), mine).wait()
-    joined = statistics.join(
-        everyone[:, :channels], everyone[:, channels:-1], everyone[:, -1]
-    )
+    joined = statistics.join(everyone[:, :channels], everyone[:, channels:-1], everyone[:, -1])
     dtype = statistics_dtype(x.dtype)
     invstd = torch.rsqrt(joined.variance + eps).to(dtype)
     mean = joined.mean.to(dtype)
     y = statistics.normalize(x, weight, bias, mean, invstd)
-    return y, mean, invstd, joined.variance, joined.count
+    return y, mean, invstd, joined.variance, joined.total
 
 
 def _sync_batch_norm_backward(
