@@ -89,6 +89,8 @@ def normalize_groups(
         weight = x.new_ones(channels, dtype=torch.float32) if weight is None else wide(weight)
         bias = wide(bias)
     x = x.contiguous(memory_format=group_format(x))
+    # Torch 2.13's kernel reads a strided parameter as if it were dense.
+    weight, bias = (None if one is None else one.contiguous() for one in (weight, bias))
     y, mean, rstd = torch.native_group_norm(
         x, weight, bias, samples, channels, positions, groups, eps
     )

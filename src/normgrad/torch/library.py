@@ -70,9 +70,12 @@ def differentiable(
             return function.apply(*args)
         return forward(*args)
 
+    def transformed(*args: Any) -> Any:
+        return function.apply(*complete(args))
+
     LIBRARY.impl(name, autograd, "Autograd")
-    if batched is not None:
-        torch.library.register_vmap(f"normgrad::{name}", vmap, lib=LIBRARY)
+    # Inside torch.func's transforms the function itself is what they know how to take apart.
+    LIBRARY.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
 
 
 def on_own_device(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,17 @@
+"""What the tests of the torch module share."""
+
+import pytest
+import torch
+
+from normgrad import backends
+
+
+@pytest.fixture(scope="session")
+def fast_backend():
+    """What ``enable()`` uses by default on the CPU, or the reference where it is missing."""
+    return "reference" if backends.get("cpu").unavailable() else None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _two_threads():
+    torch.set_num_threads(2)
