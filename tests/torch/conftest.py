@@ -13,5 +13,5 @@ def fast_backend():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _two_threads():
-    torch.set_num_threads(2)
+def _one_thread():
+    torch.set_num_threads(1)  # two processes of the suite share two cores

@@ -49,7 +49,7 @@ def update_running(
     """Move the buffers towards a batch's statistics; a batch without data leaves them alone."""
     count = joined.total
     unbiased = joined.variance * (count / (count - 1).clamp(min=1.0))
-    step = torch.where(count > 0, momentum, 0.0)
+    step = (count > 0).double() * momentum
     for buffer, value in ((running_mean, joined.mean), (running_var, unbiased)):
         buffer.copy_(buffer + (value - buffer) * step)
 
