@@ -1,9 +1,14 @@
 """What the tests of the torch module share."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from normgrad import backends
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from models import MODELS
+from example_models import NAMES, make
 from torch import nn
 
 import normgrad.torch as ours
@@ -51,10 +51,10 @@ def test_all_modules(channels_last):
     _compare(model, (2, 3, 5, 6), "aot_eager", channels_last)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_models(name):
-    model, shape = MODELS[name]()
-    _compare(ours.convert(model), shape, "aot_eager")
+    example = make(name)
+    _compare(ours.convert(example.model), example.shape, "aot_eager")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on importing inductor
