@@ -17,9 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-sys.path.insert(0, str(HERE.parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import example_models
 from closeness import assert_near, off_centre
