@@ -145,7 +145,7 @@ def dense_like(tensor: TensorSpec) -> TensorSpec:
     """
     order = sorted(
         range(len(tensor.shape)),
-        key=lambda axis: (abs(tensor.strides[axis]) if tensor.shape[axis] > 1 else 0, -axis),
+        key=lambda axis: (abs(tensor.strides[axis]) * (tensor.shape[axis] > 1), -axis),
     )
     if any(
         stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.strides, strict=True)
