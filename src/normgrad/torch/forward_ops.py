@@ -79,7 +79,7 @@ def _backward_batch(
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = ctx.needs_input_grad[:3]
-        dx, dgamma, dbeta = torch.ops.normgrad.batch_norm_backward(
+        dx, dgamma, dbeta = torch.ops.normgrad.batch_norm_backward.default(
             dy, x, weight, running_mean, running_var, mean, rstd, ctx.training, ctx.eps, mask
         )
     if ctx.needs_input_grad[0] and ctx.training:
@@ -100,7 +100,7 @@ def _backward_layer(
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = [ctx.needs_input_grad[index] for index in (0, 2, 3)]
-        dx, dgamma, dbeta = torch.ops.normgrad.layer_norm_backward(
+        dx, dgamma, dbeta = torch.ops.normgrad.layer_norm_backward.default(
             dy, x, ctx.shape, mean, rstd, weight, bias, mask
         )
     if ctx.needs_input_grad[0]:
@@ -120,7 +120,7 @@ def _backward_group(
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = ctx.needs_input_grad[:3]
-        dx, dgamma, dbeta = torch.ops.normgrad.group_norm_backward(
+        dx, dgamma, dbeta = torch.ops.normgrad.group_norm_backward.default(
             dy, x, mean, rstd, weight, ctx.groups, mask
         )
     if ctx.needs_input_grad[0] and (dmean is not None or drstd is not None):

@@ -32,7 +32,7 @@ def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
     momentum = module.momentum
     if momentum is None:  # a plain average over all batches so far
         momentum = 0.0 if tracked is None else 1.0 / (float(tracked) + 1.0)
-    y: Tensor = torch.ops.normgrad.batch_norm(
+    y: Tensor = torch.ops.normgrad.batch_norm.default(
         input, module.weight, module.bias, *buffers, of_batch, momentum, module.eps
     )[0]
     if tracked is not None:
@@ -72,7 +72,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over the last axes."""
-        y: Tensor = torch.ops.normgrad.layer_norm(
+        y: Tensor = torch.ops.normgrad.layer_norm.default(
             input, self.normalized_shape, self.weight, self.bias, self.eps
         )[0]
         return y
@@ -83,7 +83,7 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over each sample's groups of channels."""
-        y: Tensor = torch.ops.normgrad.group_norm(
+        y: Tensor = torch.ops.normgrad.group_norm.default(
             input, self.weight, self.bias, self.num_groups, self.eps
         )[0]
         return y
@@ -93,7 +93,7 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
     """The forward pass of every instance norm module, on input with a batch axis."""
     running_mean, running_var = module.running_mean, module.running_var
     if module.track_running_stats and not module.training:  # as batch norm's inference
-        y: Tensor = torch.ops.normgrad.batch_norm(
+        y: Tensor = torch.ops.normgrad.batch_norm.default(
             input, module.weight, module.bias, running_mean, running_var, False, 0.0, module.eps
         )[0]
         return y
@@ -102,7 +102,7 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
         shape = tuple(input.shape)
         msg = f"Expected more than 1 spatial element when training, got input size {shape}"
         raise ValueError(msg)
-    y, mean, rstd = torch.ops.normgrad.group_norm(
+    y, mean, rstd = torch.ops.normgrad.group_norm.default(
         input, module.weight, module.bias, channels, module.eps
     )
     if running_mean is not None and running_var is not None and samples:

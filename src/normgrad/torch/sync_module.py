@@ -51,7 +51,7 @@ class SyncBatchNorm(_BatchNorm):
         group = _group_to_join(self.process_group) if self.training else None
         if group is None:
             return batch_norm(self, input)
-        y, mean, _, variance, count = torch.ops.normgrad.sync_batch_norm(
+        y, mean, _, variance, count = torch.ops.normgrad.sync_batch_norm.default(
             input, self.weight, self.bias, self.eps, group
         )
         # The collective is behind us: from here on nothing can fail on one rank alone.

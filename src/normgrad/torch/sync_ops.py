@@ -125,7 +125,7 @@ def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]
     x, weight, mean, invstd, count = ctx.saved_tensors
     if dy is None:  # other ranks wait for this one's sums
         dy = torch.zeros_like(x)
-    grads = torch.ops.normgrad.sync_batch_norm_backward(
+    grads = torch.ops.normgrad.sync_batch_norm_backward.default(
         dy, x, weight, mean, invstd, count, ctx.needs_input_grad[:3], ctx.group
     )
     return (*grads, None, None)
