@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 def _check_enough(input: Tensor) -> None:
-    if input.numel() == input.shape[1]:
+    if input.shape[1] and input.numel() == input.shape[1]:
         msg = f"Expected more than 1 value per channel when training, got input size {input.shape}"
         raise ValueError(msg)
 
