@@ -9,8 +9,7 @@ from torch import nn
 
 import normgrad
 import normgrad.torch as ours
-
-REASON = "complex data are torch's"
+from normgrad.torch import adapters, forward
 
 
 @pytest.fixture(autouse=True)
@@ -216,3 +215,31 @@ def test_synchronized_operators_on_the_cpu(fast_backend):
     assert_near(total[3], twin.bias.grad)
     assert_near(running[0], twin.running_mean)
     assert_near(running[1], twin.running_var)
+
+
+def test_the_adapter_of_cudnns_operator(fast_backend):
+    """Its arguments come in another order, and its save_var is 1/std."""
+    x, dy = off_centre((5, 4, 6), torch.float32)
+    weight = torch.rand(4) + 0.5
+    _, mean, invstd = torch.native_batch_norm(x, weight, None, None, None, True, 0.0, 1e-5)
+    got = adapters.cudnn_batch_norm_backward(
+        fast_backend or "cpu", x, dy, weight, None, None, mean, invstd, 1e-5, torch.empty(0)
+    )
+    want = torch.ops.aten.native_batch_norm_backward(
+        dy, x, weight, None, None, mean, invstd, True, 1e-5, [True, True, True]
+    )
+    for one, other in zip(got, want, strict=True):
+        assert_near(one, other.double())
+
+
+def test_group_norm_by_way_of_batch_norms_kernels(fast_backend):
+    """The road that 16-bit data take on CUDA, walked with the CPU's synchronized operators."""
+    x, _ = off_centre((3, 6, 5, 4), torch.bfloat16)
+    weight, bias = (torch.randn(6).bfloat16() for _ in range(2))
+    with ours.enable(backend=fast_backend):
+        y, mean, rstd = forward._normalize_groups_wide(x, weight, bias, 2, 1e-5)
+    grouped = x.double().view(3, 2, -1)
+    assert (mean.dtype, rstd.dtype, y.dtype) == (torch.float32, torch.float32, torch.bfloat16)
+    assert_near(mean, grouped.mean(2))
+    assert_near(rstd, (grouped.var(2, correction=0) + 1e-5).rsqrt())
+    assert_near(y, nn.functional.group_norm(x.double(), 2, weight.double(), bias.double()))
