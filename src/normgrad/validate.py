@@ -109,6 +109,9 @@ def _check_data(spec: Spec) -> None:
     rank = len(spec.x.shape)
     if not least <= rank <= MAX_RANK:
         raise ShapeError("x", f"must have {least} to {MAX_RANK} axes", f"shape {spec.x.shape}")
+    if spec.counter is not None and len(spec.counter.shape) > MAX_RANK:
+        got = f"shape {spec.counter.shape}"
+        raise ShapeError("counter", f"must have at most {MAX_RANK} axes", got)
     if not spec.extents and spec.op is not Op.LAYER_NORM:
         _check_channel_axis(spec)
     if spec.extents:
@@ -128,6 +131,8 @@ def _check_data(spec: Spec) -> None:
         if channels % spec.num_groups:
             rule = f"must divide the number of channels, {channels}"
             raise OptionError("num_groups", rule, spec.num_groups)
+    if spec.dx is not None:  # it belongs to the data: looked at before the vectors
+        _check_result(spec, "dx")
 
 
 def _check_channel_axis(spec: Spec) -> None:
@@ -147,7 +152,7 @@ def _check_vectors(spec: Spec) -> None:
         parameters = [("gamma", spec.gamma), *spec.unread]
         for role, tensor in parameters:
             if tensor is not None and tensor.shape != expected:
-                rule = f"must have the shape {expected} of normalized_shape"
+                rule = f"must have the shape {expected} of {{normalized_shape}}"
                 raise ShapeError(role, rule, f"shape {tensor.shape}")
         return
     if spec.op is Op.GROUP_NORM:
@@ -168,9 +173,6 @@ def _check_vectors(spec: Spec) -> None:
         if role.startswith("save_") and tensor.shape == (0,):
             continue
         _check_channels(role, tensor, channels)
-    counter = spec.counter
-    if counter is not None and len(counter.shape) > MAX_RANK:
-        raise ShapeError("counter", f"must have at most {MAX_RANK} axes", f"shape {counter.shape}")
 
 
 def _check_statistics(spec: Spec, expected: int, wording: str) -> None:
@@ -180,7 +182,7 @@ def _check_statistics(spec: Spec, expected: int, wording: str) -> None:
         _check_size(role, tensor, expected, wording)
     assert spec.mean is not None
     assert spec.rstd is not None
-    if spec.mean.shape != spec.rstd.shape:
+    if spec.extents is None and spec.mean.shape != spec.rstd.shape:
         rule = f"must have the shape of {{mean}}, {spec.mean.shape}"
         raise ShapeError("rstd", rule, f"shape {spec.rstd.shape}")
 
@@ -200,15 +202,19 @@ def _check_channels(role: str, tensor: TensorSpec, channels: int) -> None:
 
 def _check_results(spec: Spec) -> None:
     for role in spec.wanted:
-        tensor = spec.tensor(role)
-        assert tensor is not None
-        expected = result_shape(spec, role)
-        if tensor.shape != expected:
-            raise ShapeError(role, f"must have the shape {expected}", f"shape {tensor.shape}")
-        if overlaps_itself(tensor):
-            raise OverlapError(
-                role, "must not have two elements at one address", f"strides {tensor.strides}"
-            )
+        if role != "dx":  # was looked at with the data
+            _check_result(spec, role)
+
+
+def _check_result(spec: Spec, role: str) -> None:
+    tensor = spec.tensor(role)
+    assert tensor is not None
+    expected = result_shape(spec, role)
+    if tensor.shape != expected:
+        raise ShapeError(role, f"must have the shape {expected}", f"shape {tensor.shape}")
+    if overlaps_itself(tensor):
+        got = f"strides {tensor.strides}"
+        raise OverlapError(role, "must not have two elements at one address", got)
 
 
 def result_shape(spec: Spec, role: str) -> tuple[int, ...]:

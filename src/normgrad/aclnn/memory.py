@@ -1,0 +1,185 @@
+"""The runtime's memory functions, over allocations that have an owner."""
+
+from typing import Any
+
+import numpy as np
+
+from normgrad.aclnn.constants import aclrtMemcpyKind, aclrtMemMallocPolicy
+from normgrad.aclnn.runtime import current_memory, stream_number
+from normgrad.aclnn.status import (
+    ACL_SUCCESS,
+    BAD_PARAM,
+    RUNTIME_CODES,
+    Status,
+    fail,
+    reports,
+    runtime_status,
+)
+from normgrad.device import memory, memory_of
+from normgrad.device.failures import whole
+from normgrad.device.memory import OwnershipError
+
+Pointer = int | None
+# Where host memory may come from: an address, bytes, a bytearray, a NumPy array, ...
+HostBuffer = Any
+PointerAnswer = tuple[Status, int]
+
+_DEVICE_TARGET = (
+    aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_DEVICE,
+    aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_DEVICE,
+)
+_DEVICE_SOURCE = (
+    aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_HOST,
+    aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_DEVICE,
+)
+
+
+def _no_pointer(status: Status) -> PointerAnswer:
+    return status, 0
+
+
+@reports(*RUNTIME_CODES, _no_pointer)
+def aclrtMalloc(
+    size: int, policy: int = aclrtMemMallocPolicy.ACL_MEM_MALLOC_HUGE_FIRST
+) -> PointerAnswer:
+    """Status, and the address of new device memory."""
+    nbytes = _size("size", size)
+    if policy not in tuple(aclrtMemMallocPolicy):
+        fail(BAD_PARAM, f"policy must be a value of aclrtMemMallocPolicy, got {policy!r}")
+    owner, address = current_memory().allocate(nbytes)
+    memory.DEVICE.add(address, nbytes, owner, "aclrtMalloc")
+    return ACL_SUCCESS, address
+
+
+@runtime_status
+def aclrtFree(devPtr: Pointer) -> Status:
+    """Free device memory, by the very pointer that aclrtMalloc gave."""
+    return _free(memory.DEVICE, "devPtr", devPtr, "aclrtFree")
+
+
+@reports(*RUNTIME_CODES, _no_pointer)
+def aclrtMallocHost(size: int) -> PointerAnswer:
+    """Status, and the address of new host memory."""
+    nbytes = _size("size", size)
+    owner, address = memory_of("cpu").allocate(nbytes)
+    memory.HOST.add(address, nbytes, owner, "aclrtMallocHost")
+    return ACL_SUCCESS, address
+
+
+@runtime_status
+def aclrtFreeHost(hostPtr: Pointer) -> Status:
+    """Free host memory, by the very pointer that aclrtMallocHost gave."""
+    return _free(memory.HOST, "hostPtr", hostPtr, "aclrtFreeHost")
+
+
+@runtime_status
+def aclrtMemcpy(dst: HostBuffer, destMax: int, src: HostBuffer, count: int, kind: int) -> Status:
+    """Copy ``count`` bytes and wait; host sides may be addresses or buffers."""
+    return _copy(dst, destMax, src, count, kind, 0, wait=True)
+
+
+@runtime_status
+def aclrtMemcpyAsync(
+    dst: HostBuffer, destMax: int, src: HostBuffer, count: int, kind: int, stream: Any
+) -> Status:
+    """Copy ``count`` bytes in the order of a stream."""
+    return _copy(dst, destMax, src, count, kind, stream_number(stream), wait=False)
+
+
+@runtime_status
+def aclrtMemset(devPtr: Pointer, maxCount: int, value: int, count: int) -> Status:
+    """Set ``count`` bytes of device memory."""
+    nbytes = _count(count, "maxCount", maxCount)
+    if nbytes == 0:
+        return ACL_SUCCESS
+    address = _device_side("devPtr", devPtr, nbytes)
+    place = current_memory()
+    place.fill(address, whole(BAD_PARAM, "value", value), nbytes, 0)
+    place.synchronize(0)
+    return ACL_SUCCESS
+
+
+def _copy(
+    dst: HostBuffer, dest_max: int, src: HostBuffer, count: int, kind: int, stream: int, wait: bool
+) -> Status:
+    nbytes = _count(count, "destMax", dest_max)
+    if kind not in tuple(aclrtMemcpyKind):
+        fail(BAD_PARAM, f"kind must be a value of aclrtMemcpyKind, got {kind!r}")
+    if nbytes == 0:
+        return ACL_SUCCESS
+    target = (
+        _device_side("dst", dst, nbytes)
+        if kind in _DEVICE_TARGET
+        else _host_side("dst", dst, nbytes, written=True)
+    )
+    source = (
+        _device_side("src", src, nbytes)
+        if kind in _DEVICE_SOURCE
+        else _host_side("src", src, nbytes, written=False)
+    )
+    place = current_memory()
+    place.copy(target, source, nbytes, int(kind), stream)
+    if wait:
+        place.synchronize(stream)
+    return ACL_SUCCESS
+
+
+def _free(table: memory.Allocations, name: str, pointer: Any, freer: str) -> Status:
+    address = _address(name, pointer)
+    try:
+        table.release(address, freer)
+    except OwnershipError as fault:
+        fail(BAD_PARAM, f"{name} must be live memory of {table.space}: {fault}")
+    return ACL_SUCCESS
+
+
+def _device_side(name: str, pointer: Any, nbytes: int) -> int:
+    address = _address(name, pointer)
+    if memory.checked:
+        _require(memory.DEVICE, name, address, nbytes, foreign=False)
+    return address
+
+
+def _host_side(name: str, buffer: HostBuffer, nbytes: int, *, written: bool) -> int:
+    if buffer is None or isinstance(buffer, int):
+        address = _address(name, buffer)
+        if memory.checked:
+            # Host addresses may be anybody's; those that we know must hold.
+            _require(memory.HOST, name, address, nbytes, foreign=True)
+            if memory.DEVICE.find(address) is not None:
+                fail(BAD_PARAM, f"{name} must be host memory as kind says, got device memory")
+        return address
+    try:
+        return memory.host_address(name, buffer, nbytes, written=written)
+    except OwnershipError as error:
+        fail(BAD_PARAM, str(error))
+
+
+def _require(
+    table: memory.Allocations, name: str, address: int, nbytes: int, *, foreign: bool
+) -> None:
+    try:
+        table.require(address, address + nbytes, foreign=foreign)
+    except OwnershipError as fault:
+        fail(BAD_PARAM, f"{name} must have {nbytes} bytes of live {table.space} memory: {fault}")
+
+
+def _address(name: str, pointer: Any) -> int:
+    if pointer is None or (isinstance(pointer, int) and pointer == 0):
+        fail(BAD_PARAM, f"{name} must not be null")
+    return whole(BAD_PARAM, name, pointer)
+
+
+def _size(name: str, value: Any) -> int:
+    if not isinstance(value, (int, np.integer)) or value <= 0:
+        fail(BAD_PARAM, f"{name} must be a positive number of bytes, got {value!r}")
+    return int(value)
+
+
+def _count(count: Any, limit_name: str, limit: Any) -> int:
+    for name, value in (("count", count), (limit_name, limit)):
+        if not isinstance(value, (int, np.integer)) or value < 0:
+            fail(BAD_PARAM, f"{name} must be a number of bytes, got {value!r}")
+    if count > limit:
+        fail(BAD_PARAM, f"count must not exceed {limit_name}, {limit}, got {count}")
+    return int(count)

@@ -1,0 +1,30 @@
+"""Arguments that are no tensors, as C would have converted them."""
+
+import operator
+from typing import Any
+
+from normgrad.aclnn.status import INVALID, fail
+from normgrad.device.failures import whole
+
+
+def truth(name: str, value: Any) -> bool:
+    """A boolean, or an integer that stands for one."""
+    try:
+        return bool(operator.index(value))
+    except TypeError:
+        if type(value).__name__ == "bool":  # NumPy's, which is no integer
+            return bool(value)
+        fail(INVALID, f"{name} must be a boolean, got {value!r}")
+
+
+def number(name: str, value: Any) -> float:
+    """A double."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        fail(INVALID, f"{name} must be a number, got {value!r}")
+
+
+def integer(name: str, value: Any) -> int:
+    """An int64."""
+    return whole(INVALID, name, value)

@@ -1,0 +1,113 @@
+"""The products: which operators each has, and the tables of types and formats of the pages."""
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from normgrad.aclnn.constants import ACL_BF16, ACL_FLOAT, ACL_FLOAT16
+from normgrad.spec import StatisticKind
+
+BATCH_NORM: Final = "aclnnBatchNormBackward"
+ELEMT: Final = "aclnnBatchNormElemtBackward"
+LAYER_NORM: Final = "aclnnLayerNormBackward"
+GROUP_NORM: Final = "aclnnGroupNormBackward"
+
+Pairing = dict[int, tuple[int, ...]]
+# Which types may stand beside data of a type.
+SAME: Final[Pairing] = {
+    ACL_FLOAT: (ACL_FLOAT,),
+    ACL_FLOAT16: (ACL_FLOAT16,),
+    ACL_BF16: (ACL_BF16,),
+}
+SAME_OR_FLOAT: Final[Pairing] = {
+    ACL_FLOAT: (ACL_FLOAT,),
+    ACL_FLOAT16: (ACL_FLOAT16, ACL_FLOAT),
+    ACL_BF16: (ACL_BF16, ACL_FLOAT),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: there are six
+class Product:
+    """One row of the support table. ``beside`` are the types of vectors for data of each type."""
+
+    key: str
+    title: str
+    soc: str
+    operators: tuple[str, ...]
+    floats: tuple[int, ...]
+    channels_last: bool
+    mixed: bool  # vectors may be wider than the data
+
+    @property
+    def beside(self) -> Pairing:
+        """The types that vectors may have beside data of each type."""
+        return SAME_OR_FLOAT if self.mixed else SAME
+
+
+_ALL = (BATCH_NORM, ELEMT, LAYER_NORM, GROUP_NORM)
+_WIDE = (ACL_FLOAT, ACL_FLOAT16, ACL_BF16)
+_NARROW = (ACL_FLOAT, ACL_FLOAT16)
+
+# key, title, name of the chip, operators, types, NHWC and NDHWC, vectors of another type
+_ROWS = (
+    Product("ascend950", "Ascend 950PR/950DT", "Ascend950PR", _ALL, _WIDE, True, True),
+    Product("atlas-a3", "Atlas A3", "Ascend910_93", _ALL, _WIDE, False, False),
+    Product("atlas-a2", "Atlas A2", "Ascend910B", _ALL, _WIDE, False, False),
+    Product("atlas-200i-500-a2", "Atlas 200I/500 A2", "Ascend310B", (), (), False, False),
+    Product(
+        "atlas-inference", "Atlas inference", "Ascend310P", (LAYER_NORM,), _NARROW, False, False
+    ),
+    Product("atlas-training", "Atlas training", "Ascend910", _ALL, _NARROW, False, False),
+)
+PRODUCTS: Final[dict[str, Product]] = {row.key: row for row in _ROWS}
+
+
+class _Settings:
+    """Process-wide: a machine has one product."""
+
+    def __init__(self) -> None:
+        self.product = _product(os.environ.get("NORMGRAD_PRODUCT") or "ascend950")
+        self.saved: StatisticKind = _saved(os.environ.get("NORMGRAD_SAVE_INVSTD_IS") or "invstd")
+
+
+def _product(key: str) -> Product:
+    try:
+        return PRODUCTS[key]
+    except KeyError:
+        msg = f"product must be one of {', '.join(PRODUCTS)}, got {key!r}"
+        raise ValueError(msg) from None
+
+
+def _saved(kind: str) -> StatisticKind:
+    if kind == "invstd":
+        return "invstd"
+    if kind == "variance":
+        return "variance"
+    msg = f"saveInvstd must be read as 'invstd' or 'variance', got {kind!r}"
+    raise ValueError(msg)
+
+
+_settings: _Settings | None = None
+
+
+def settings() -> _Settings:
+    """The settings; the environment is read on first use."""
+    global _settings  # noqa: PLW0603
+    if _settings is None:
+        _settings = _Settings()
+    return _settings
+
+
+def set_product(key: str) -> None:
+    """Behave as another product: a key of ``PRODUCTS``."""
+    settings().product = _product(key)
+
+
+def get_product() -> str:
+    """The key of the product in force."""
+    return settings().product.key
+
+
+def set_save_invstd_is(kind: StatisticKind) -> None:
+    """Read batch norm's ``saveInvstd`` as a variance, as some products do, or as the page says."""
+    settings().saved = _saved(kind)

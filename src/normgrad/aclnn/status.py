@@ -1,0 +1,98 @@
+"""Every status, with a sentence."""
+
+from enum import IntEnum
+from typing import Final
+
+from normgrad.device import messages
+from normgrad.device.failures import StatusError, fail, reports
+
+
+class Status(IntEnum):
+    """What the functions return."""
+
+    ACL_SUCCESS = 0
+    # The operators: aclnnStatus.
+    ACLNN_ERR_PARAM_NULLPTR = 161001
+    ACLNN_ERR_PARAM_INVALID = 161002
+    ACLNN_ERR_RUNTIME_ERROR = 361001
+    ACLNN_ERR_INNER = 561000
+    ACLNN_ERR_INNER_FIND_KERNEL_ERROR = 561003
+    ACLNN_ERR_INNER_CREATE_EXECUTOR = 561101
+    ACLNN_ERR_INNER_NULLPTR = 561103
+    # The runtime: aclError.
+    ACL_ERROR_INVALID_PARAM = 100000
+    ACL_ERROR_UNINITIALIZE = 100001
+    ACL_ERROR_REPEAT_INITIALIZE = 100002
+    ACL_ERROR_RT_INVALID_DEVICEID = 107001
+    ACL_ERROR_RT_CONTEXT_NULL = 107002
+    ACL_ERROR_RT_STREAM_CONTEXT = 107003
+    ACL_ERROR_BAD_ALLOC = 200000
+    ACL_ERROR_INTERNAL_ERROR = 500000
+
+
+ACL_SUCCESS: Final = Status.ACL_SUCCESS
+ACLNN_SUCCESS: Final = Status.ACL_SUCCESS
+NULLPTR: Final = Status.ACLNN_ERR_PARAM_NULLPTR
+INVALID: Final = Status.ACLNN_ERR_PARAM_INVALID
+RUNTIME: Final = Status.ACLNN_ERR_RUNTIME_ERROR
+NO_KERNEL: Final = Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR
+SPENT: Final = Status.ACLNN_ERR_INNER_NULLPTR
+BAD_PARAM: Final = Status.ACL_ERROR_INVALID_PARAM
+
+SENTENCES: Final[dict[int, str]] = {
+    Status.ACL_SUCCESS: "The call did what was asked.",
+    Status.ACLNN_ERR_PARAM_NULLPTR: "An argument that must be given is null.",
+    Status.ACLNN_ERR_PARAM_INVALID: "An argument breaks a rule of the operator's page.",
+    Status.ACLNN_ERR_RUNTIME_ERROR: "The runtime failed: memory is gone or used up.",
+    Status.ACLNN_ERR_INNER: "The library failed inside; nothing is wrong with the arguments.",
+    Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR: "The product, or this machine, lacks the operator.",
+    Status.ACLNN_ERR_INNER_CREATE_EXECUTOR: "No executor could be made.",
+    Status.ACLNN_ERR_INNER_NULLPTR: "The executor is spent, destroyed or none of ours.",
+    Status.ACL_ERROR_INVALID_PARAM: "A runtime function got an argument it cannot use.",
+    Status.ACL_ERROR_UNINITIALIZE: "aclInit was not called, or aclFinalize was.",
+    Status.ACL_ERROR_REPEAT_INITIALIZE: "aclInit was called twice.",
+    Status.ACL_ERROR_RT_INVALID_DEVICEID: "There is no device of that number.",
+    Status.ACL_ERROR_RT_CONTEXT_NULL: "No device is set, or the context is destroyed.",
+    Status.ACL_ERROR_RT_STREAM_CONTEXT: "The stream is destroyed or none of ours.",
+    Status.ACL_ERROR_BAD_ALLOC: "There is not enough memory.",
+    Status.ACL_ERROR_INTERNAL_ERROR: "The runtime failed inside.",
+}
+
+
+def aclGetRecentErrMsg() -> str:
+    """The sentence for the calling thread's last failure; empty before the first."""
+    return messages.recent()
+
+
+def _bare(status: Status) -> Status:
+    return status
+
+
+_RT = (Status.ACL_ERROR_INTERNAL_ERROR, Status.ACL_ERROR_BAD_ALLOC)
+_NN = (Status.ACLNN_ERR_INNER, Status.ACLNN_ERR_RUNTIME_ERROR)
+# Runtime functions and operator functions without results beside the status.
+runtime_status = reports(*_RT, _bare)
+operator_status = reports(*_NN, _bare)
+RUNTIME_CODES: Final = _RT
+OPERATOR_CODES: Final = _NN
+
+__all__ = [
+    "ACLNN_SUCCESS",
+    "ACL_SUCCESS",
+    "BAD_PARAM",
+    "INVALID",
+    "NO_KERNEL",
+    "NULLPTR",
+    "OPERATOR_CODES",
+    "RUNTIME",
+    "RUNTIME_CODES",
+    "SENTENCES",
+    "SPENT",
+    "Status",
+    "StatusError",
+    "aclGetRecentErrMsg",
+    "fail",
+    "operator_status",
+    "reports",
+    "runtime_status",
+]

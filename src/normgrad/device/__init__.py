@@ -1,0 +1,68 @@
+"""Device memory with owners, streams and launches: what the aclnn and infiniop interfaces share."""
+
+import os
+from typing import Protocol
+
+from normgrad.spec import TensorSpec
+
+__all__ = ["Memory", "default_device", "memory_of"]
+
+
+class Memory(Protocol):
+    """The memory of one device, and the order of work on it. Addresses are plain integers."""
+
+    device: str
+
+    def allocate(self, nbytes: int) -> tuple[object, int]:
+        """New memory at a multiple of 64 bytes: what owns it, and its address."""
+
+    def copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        """Copy bytes; ``kind`` as aclrtMemcpyKind: host or device on each side."""
+
+    def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
+        """Set every byte."""
+
+    def copy_view(
+        self,
+        target: int,
+        target_tensor: TensorSpec,
+        source: int,
+        source_tensor: TensorSpec,
+        stream: int,
+    ) -> None:
+        """Copy one view onto another of the same shape and type."""
+
+    def new_stream(self) -> tuple[object, int]:
+        """A stream: what owns it, and its number."""
+
+    def synchronize(self, stream: int | None) -> None:
+        """Wait for one stream, or for the whole device."""
+
+
+def default_device() -> str:
+    """``NORMGRAD_DEVICE``: the host by default; ``cuda`` is the first GPU."""
+    device = os.environ.get("NORMGRAD_DEVICE", "") or "cpu"
+    return "cuda:0" if device == "cuda" else device
+
+
+_MEMORIES: dict[str, Memory] = {}
+
+
+def memory_of(device: str) -> Memory:
+    """The memory of a device: ``cpu`` or ``cuda:0`` and on. CUDA's needs torch."""
+    memory = _MEMORIES.get(device)
+    if memory is None:
+        # Two threads may both make one: they hold nothing, the last one stays.
+        if device == "cpu":
+            from normgrad.device.host import HostMemory
+
+            memory = HostMemory()
+        elif device.startswith("cuda"):
+            from normgrad.device.cuda import CudaMemory
+
+            memory = CudaMemory(device)
+        else:
+            msg = f"NORMGRAD_DEVICE must be cpu, cuda or cuda:N, got {device!r}"
+            raise ValueError(msg)
+        _MEMORIES[device] = memory
+    return memory

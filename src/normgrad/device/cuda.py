@@ -1,0 +1,105 @@
+"""GPU memory by way of torch. Imported only where a CUDA device is asked for."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import torch
+
+from normgrad import hostmem
+from normgrad.dtypes import ITEMSIZE
+from normgrad.spec import TensorSpec
+
+_HOST_SOURCE = (0, 1)  # kinds whose source is host memory
+_HOST_TARGET = (0, 2)
+
+
+class CudaMemory:
+    """The memory of one GPU."""
+
+    def __init__(self, device: str) -> None:
+        index = int(device.partition(":")[2] or 0)
+        if index >= torch.cuda.device_count():
+            msg = f"there is no device {device}: torch sees {torch.cuda.device_count()} GPUs"
+            raise RuntimeError(msg)
+        self.device = f"cuda:{index}"
+        self._index = index
+
+    def allocate(self, nbytes: int) -> tuple[object, int]:
+        """From torch's allocator, whose blocks start at multiples of 512 bytes."""
+        try:
+            memory = torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+        return memory, memory.data_ptr()
+
+    def copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        """Copy on the stream; host memory is never pinned, so such a copy waits by itself."""
+        to = _host(target, nbytes) if kind in _HOST_TARGET else self._bytes(target, nbytes)
+        by = _host(source, nbytes) if kind in _HOST_SOURCE else self._bytes(source, nbytes)
+        with torch.cuda.device(self._index), torch.cuda.stream(self._stream(stream)):
+            to.copy_(by)
+
+    def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
+        """Fill on the stream."""
+        with torch.cuda.device(self._index), torch.cuda.stream(self._stream(stream)):
+            self._bytes(target, nbytes).fill_(value & 0xFF)
+
+    def copy_view(
+        self,
+        target: int,
+        target_tensor: TensorSpec,
+        source: int,
+        source_tensor: TensorSpec,
+        stream: int,
+    ) -> None:
+        """As torch tensors. torch has no negative strides: such axes are read backwards."""
+        backwards = [axis for axis, step in enumerate(target_tensor.strides) if step < 0]
+        with torch.cuda.device(self._index), torch.cuda.stream(self._stream(stream)):
+            by = self._tensor(source, source_tensor)
+            self._tensor(target, target_tensor).copy_(by.flip(backwards) if backwards else by)
+
+    def new_stream(self) -> tuple[object, int]:
+        """A stream of its own."""
+        stream = torch.cuda.Stream(device=self._index)  # type: ignore[no-untyped-call]
+        return stream, int(stream.cuda_stream)
+
+    def synchronize(self, stream: int | None) -> None:
+        """Wait for one stream (0 is the default stream), or for the device."""
+        if stream is None:
+            torch.cuda.synchronize(self._index)
+        else:
+            self._stream(stream).synchronize()
+
+    def _stream(self, stream: int) -> Any:
+        if stream == 0:
+            return torch.cuda.default_stream(self._index)
+        return torch.cuda.ExternalStream(stream, device=self._index)  # type: ignore[no-untyped-call]
+
+    def _bytes(self, address: int, nbytes: int) -> Any:
+        return self._from_interface(address, (nbytes,), (1,), "|u1")
+
+    def _tensor(self, address: int, tensor: TensorSpec) -> Any:
+        """The bits of a tensor as integers, so that every type travels alike."""
+        itemsize = ITEMSIZE[tensor.dtype]
+        low, _ = hostmem.byte_range(tensor)
+        strides = tuple(abs(step) * itemsize for step in tensor.strides)
+        return self._from_interface(address + low, tensor.shape, strides, f"<i{itemsize}")
+
+    def _from_interface(
+        self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], typestr: str
+    ) -> Any:
+        interface = {
+            "data": (address, False),
+            "shape": shape,
+            "strides": strides,
+            "typestr": typestr,
+            "version": 2,
+        }
+        holder = type("_Raw", (), {"__cuda_array_interface__": interface})()
+        return torch.as_tensor(holder, device=self.device)
+
+
+def _host(address: int, nbytes: int) -> Any:
+    memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+    return torch.from_numpy(np.frombuffer(memory, np.uint8))

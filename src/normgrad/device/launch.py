@@ -1,0 +1,157 @@
+"""A plan with its addresses: which results may be written in place, and which need a detour."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from normgrad.arrays import View
+from normgrad.device import Memory
+from normgrad.device.host import ALIGNMENT
+from normgrad.dtypes import ITEMSIZE
+from normgrad.overlap import needs_bounce
+from normgrad.plan import Plan, make_plan
+from normgrad.spec import ROLES, TensorSpec, dense_like
+
+SLOT: Final = {role: index for index, role in enumerate(ROLES)}
+
+
+class Placed(Protocol):
+    """Where a tensor lies: its first element, and the bytes it covers."""
+
+    @property
+    def address(self) -> int:
+        """The first element."""
+
+    @property
+    def low(self) -> int:
+        """The first byte."""
+
+    @property
+    def high(self) -> int:
+        """One past the last byte."""
+
+
+class Span(NamedTuple):
+    """A place without a tensor object."""
+
+    address: int
+    low: int
+    high: int
+
+
+class Move(NamedTuple):
+    """A result that is computed in scratch memory and then copied to its place."""
+
+    slot: int
+    offset: int
+    scratch: TensorSpec
+    target: TensorSpec
+
+
+class Launch(NamedTuple):
+    """Everything a run needs but scratch memory and a stream."""
+
+    plan: Plan
+    addresses: tuple[int | None, ...]
+    workspace_bytes: int
+    moves: tuple[Move, ...]
+
+    def run(self, memory: Memory, workspace: int | None, stream: int) -> None:
+        """Compute. ``workspace`` has ``workspace_bytes`` at any address."""
+        if workspace:
+            workspace = -(-workspace // ALIGNMENT) * ALIGNMENT
+        if not self.moves:
+            self.plan.run(self.addresses, workspace, stream)
+            return
+        assert workspace is not None
+        addresses = list(self.addresses)
+        for move in self.moves:
+            addresses[move.slot] = workspace + move.offset
+        self.plan.run(addresses, workspace, stream)
+        for move in self.moves:
+            target = self.addresses[move.slot]
+            assert target is not None
+            memory.copy_view(target, move.target, workspace + move.offset, move.scratch, stream)
+
+
+class Arrangement:
+    """A plan, and what must be looked at before it is bound to addresses. Made once for a plan."""
+
+    __slots__ = ("_meetings", "_workspace_bytes", "names", "plan")
+
+    def __init__(self, plan: Plan, names: Mapping[str, str]) -> None:
+        self.plan = plan
+        self.names = names
+        self._workspace_bytes = _padded(plan.workspace_bytes)
+        self._meetings = _meetings(plan)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Scratch memory for tensors that do not meet."""
+        return self._workspace_bytes
+
+    def bind(self, spans: Sequence[Placed | None]) -> Launch:
+        """The launch over this memory; ``spans`` are in the order of ``ROLES``.
+
+        Raises OverlapError where two results lie over each other.
+        """
+        addresses = tuple([None if span is None else span.address for span in spans])
+        for result, other, same_layout in self._meetings:
+            one, two = spans[result], spans[other]
+            if (
+                one is not None
+                and two is not None
+                and one.low < two.high
+                and two.low < one.high
+                and not (same_layout and one.address == two.address)
+            ):
+                return _detoured(self.plan, addresses, self.names)
+        return Launch(self.plan, addresses, self._workspace_bytes, ())
+
+
+def _padded(nbytes: int) -> int:
+    """Room to begin at a cache line wherever the caller's memory begins."""
+    return nbytes + ALIGNMENT if nbytes else 0
+
+
+def _meetings(plan: Plan) -> tuple[tuple[int, int, bool], ...]:
+    """Pairs (result, other tensor) that may not meet; True where dx may be the very same view."""
+    spec = plan.spec
+    pairs = []
+    for index, role in enumerate(spec.wanted):
+        others = (*spec.wanted[:index], *spec.operands)
+        for other in others:
+            alike = role == "dx" and other in ("x", "dy") and spec.tensor(other) == spec.dx
+            pairs.append((SLOT[role], SLOT[other], alike))
+    return tuple(pairs)
+
+
+def _detoured(plan: Plan, addresses: tuple[int | None, ...], names: Mapping[str, str]) -> Launch:
+    spec = plan.spec
+
+    def views(roles: tuple[str, ...]) -> dict[str, View]:
+        seen = {}
+        for role in roles:
+            tensor = spec.tensor(role)
+            assert tensor is not None
+            seen[role] = View(tensor, addresses[SLOT[role]] or 0, spec.device, None)
+        return seen
+
+    bounced = needs_bounce(views(spec.wanted), views(spec.operands), names)
+    if not bounced:  # the ranges meet, the elements do not
+        return Launch(plan, addresses, _padded(plan.workspace_bytes), ())
+    scratch = {}
+    for role in sorted(bounced):
+        tensor = spec.tensor(role)
+        assert tensor is not None
+        scratch[role] = dense_like(tensor)
+    moved = dataclasses.replace(spec, **scratch)  # type: ignore[arg-type]
+    plan = make_plan(moved, plan.backend.name)
+    offset = -(-plan.workspace_bytes // ALIGNMENT) * ALIGNMENT
+    moves = []
+    for role, tensor in scratch.items():
+        target = spec.tensor(role)
+        assert target is not None
+        moves.append(Move(SLOT[role], offset, tensor, target))
+        offset += -(-tensor.size * ITEMSIZE[tensor.dtype] // ALIGNMENT) * ALIGNMENT
+    return Launch(plan, addresses, _padded(offset), tuple(moves))

@@ -1,0 +1,127 @@
+"""Handles and tensor descriptors."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from normgrad.device.failures import alive, whole
+from normgrad.infiniop.constants import infiniDtype_t
+from normgrad.infiniop.runtime import current_device
+from normgrad.infiniop.status import (
+    BAD_PARAM,
+    NULL_POINTER,
+    SUCCESS,
+    Status,
+    fail,
+    reports,
+    status_only,
+)
+from normgrad.spec import TensorSpec, row_major
+
+DTYPE_NAMES: Final[dict[int, str]] = {
+    infiniDtype_t.INFINI_DTYPE_I32: "int32",
+    infiniDtype_t.INFINI_DTYPE_I64: "int64",
+    infiniDtype_t.INFINI_DTYPE_F16: "float16",
+    infiniDtype_t.INFINI_DTYPE_F32: "float32",
+    infiniDtype_t.INFINI_DTYPE_F64: "float64",
+    infiniDtype_t.INFINI_DTYPE_BF16: "bfloat16",
+}
+
+
+class infiniopHandle_t:
+    """The device that was the calling thread's when the handle was made."""
+
+    __slots__ = ("alive", "device", "device_id")
+
+    def __init__(self, device: int, device_id: int) -> None:
+        self.device = device
+        self.device_id = device_id
+        self.alive = True
+
+
+class infiniopTensorDescriptor_t:
+    """Shape, strides in elements, and type; types that we do not know keep their number."""
+
+    __slots__ = ("alive", "dtype", "tensor")
+
+    def __init__(self, tensor: TensorSpec, dtype: int) -> None:
+        self.tensor = tensor
+        self.dtype = dtype
+        self.alive = True
+
+
+HandleAnswer = tuple[Status, infiniopHandle_t | None]
+TensorAnswer = tuple[Status, infiniopTensorDescriptor_t | None]
+
+
+def _no_handle(status: Status) -> HandleAnswer:
+    return status, None
+
+
+def _no_tensor(status: Status) -> TensorAnswer:
+    return status, None
+
+
+@status_only
+def check_result(hasResult: bool, function: str, name: str) -> Status:
+    """For callers with out-pointers: status 4 where the handle's or tensor's is null."""
+    if not hasResult:
+        fail(NULL_POINTER, f"{function}: {name} must not be null")
+    return SUCCESS
+
+
+@reports(_no_handle)
+def infiniopCreateHandle() -> HandleAnswer:
+    """Status, and a handle of the calling thread's device."""
+    return SUCCESS, infiniopHandle_t(*current_device())
+
+
+@status_only
+def infiniopDestroyHandle(handle: infiniopHandle_t | None) -> Status:
+    """End a handle. Null is success."""
+    return destroy(handle, "handle", infiniopHandle_t)
+
+
+@reports(_no_tensor)
+def infiniopCreateTensorDescriptor(
+    ndim: int, shape: Sequence[int] | None, strides: Sequence[int] | None, dtype: int
+) -> TensorAnswer:
+    """Status, and a descriptor; null strides mean contiguous."""
+    sizes = _integers("shape", shape, ndim)
+    if any(size < 0 for size in sizes):
+        fail(BAD_PARAM, f"shape must not be negative, got {sizes}")
+    steps = row_major(sizes) if strides is None else _integers("strides", strides, ndim)
+    kind = whole(BAD_PARAM, "dtype", dtype)
+    tensor = TensorSpec(sizes, steps, DTYPE_NAMES.get(kind, f"dtype {kind}"))
+    return SUCCESS, infiniopTensorDescriptor_t(tensor, kind)
+
+
+@status_only
+def infiniopDestroyTensorDescriptor(desc: infiniopTensorDescriptor_t | None) -> Status:
+    """End a descriptor. Null is success."""
+    return destroy(desc, "desc", infiniopTensorDescriptor_t)
+
+
+def destroy(handle: Any, name: str, cls: type[Any]) -> Status:
+    """End an object of ours once; null is success."""
+    if handle is not None:
+        living(handle, name, cls).alive = False
+    return SUCCESS
+
+
+def living(handle: Any, name: str, cls: type[Any]) -> Any:
+    """The object, if it is one of a class and was not destroyed."""
+    if handle is None:
+        fail(BAD_PARAM, f"{name} must not be null")
+    return alive(BAD_PARAM, handle, name, cls)
+
+
+def _integers(name: str, values: Any, count: Any) -> tuple[int, ...]:
+    number = whole(BAD_PARAM, "ndim", count)
+    if number == 0:
+        return ()
+    if values is None:
+        fail(NULL_POINTER, f"{name} must not be null for {number} axes")
+    items = tuple([whole(BAD_PARAM, name, item) for item in values])
+    if not 0 <= number <= len(items):
+        fail(BAD_PARAM, f"{name} must have {number} elements, got {len(items)}")
+    return items[:number]

@@ -1,0 +1,253 @@
+"""The infinirt subset: devices, streams, memory."""
+
+import threading
+from typing import Any, Final
+
+import numpy as np
+
+from normgrad import device
+from normgrad.device import memory
+from normgrad.device.failures import whole
+from normgrad.device.memory import OwnershipError
+from normgrad.infiniop.constants import (
+    INFINI_DEVICE_CPU,
+    infiniDevice_t,
+    infinirtMemcpyKind_t,
+)
+from normgrad.infiniop.status import (
+    BAD_PARAM,
+    NO_DEVICE,
+    NULL_POINTER,
+    SUCCESS,
+    UNSUPPORTED_DEVICE,
+    Status,
+    fail,
+    reports,
+    status_only,
+)
+
+_DEVICE_TARGET: Final = (
+    infinirtMemcpyKind_t.INFINIRT_MEMCPY_H2D,
+    infinirtMemcpyKind_t.INFINIRT_MEMCPY_D2D,
+)
+_DEVICE_SOURCE: Final = (
+    infinirtMemcpyKind_t.INFINIRT_MEMCPY_D2H,
+    infinirtMemcpyKind_t.INFINIRT_MEMCPY_D2D,
+)
+
+
+class infinirtStream_t:
+    """An order of work; ``number`` is what the backends get."""
+
+    __slots__ = ("alive", "device", "number", "owner")
+
+    def __init__(self, where: str, owner: object, number: int) -> None:
+        self.device = where
+        self.owner = owner
+        self.number = number
+        self.alive = True
+
+
+class _Thread(threading.local):
+    device = int(INFINI_DEVICE_CPU)
+    device_id = 0
+
+
+_THREAD = _Thread()
+DeviceAnswer = tuple[Status, int | None, int | None]
+NumberAnswer = tuple[Status, int]
+StreamAnswer = tuple[Status, infinirtStream_t | None]
+
+
+def _no_device(status: Status) -> DeviceAnswer:
+    return status, None, None
+
+
+def _no_number(status: Status) -> NumberAnswer:
+    return status, 0
+
+
+def _no_stream(status: Status) -> StreamAnswer:
+    return status, None
+
+
+@status_only
+def infinirtInit() -> Status:
+    """Nothing needs to be set up; calling it again is fine."""
+    return SUCCESS
+
+
+def device_count(kind: int) -> int:
+    """How many devices of a kind there are: the host is one."""
+    if kind not in tuple(infiniDevice_t):
+        fail(UNSUPPORTED_DEVICE, f"device must be CPU (0) or NVIDIA (1), got {kind!r}")
+    if kind == INFINI_DEVICE_CPU:
+        return 1
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return torch.cuda.device_count()
+
+
+@status_only
+def infinirtSetDevice(device: int, device_id: int) -> Status:
+    """Make a device the calling thread's."""
+    count = device_count(device)
+    if not isinstance(device_id, int) or not 0 <= device_id < count:
+        name = infiniDevice_t(device).name
+        fail(NO_DEVICE, f"device_id must be one of {count} of {name}, got {device_id!r}")
+    _THREAD.device = int(device)
+    _THREAD.device_id = device_id
+    return SUCCESS
+
+
+@reports(_no_device)
+def infinirtGetDevice() -> DeviceAnswer:
+    """Status, and the calling thread's device: kind and number."""
+    return SUCCESS, infiniDevice_t(_THREAD.device), _THREAD.device_id
+
+
+@reports(_no_number)
+def infinirtGetDeviceCount(device: int) -> NumberAnswer:
+    """Status, and the number of devices of a kind."""
+    return SUCCESS, device_count(device)
+
+
+@status_only
+def infinirtDeviceSynchronize() -> Status:
+    """Wait for all work of the calling thread's device."""
+    current_memory().synchronize(None)
+    return SUCCESS
+
+
+@reports(_no_stream)
+def infinirtStreamCreate() -> StreamAnswer:
+    """Status, and a new stream on the calling thread's device."""
+    place = current_memory()
+    return SUCCESS, infinirtStream_t(place.device, *place.new_stream())
+
+
+@status_only
+def infinirtStreamDestroy(stream: infinirtStream_t | None) -> Status:
+    """End a stream, once its work is done. Null is success."""
+    if stream is not None:
+        number = stream_number(stream)
+        device.memory_of(stream.device).synchronize(number)
+        stream.alive = False
+        stream.owner = None
+    return SUCCESS
+
+
+@status_only
+def infinirtStreamSynchronize(stream: infinirtStream_t | None) -> Status:
+    """Wait for a stream's work; null is the default stream."""
+    number = stream_number(stream)
+    place = current_memory() if stream is None else device.memory_of(stream.device)
+    place.synchronize(number)
+    return SUCCESS
+
+
+@reports(_no_number)
+def infinirtMalloc(size: int) -> NumberAnswer:
+    """Status, and the address of new memory; 0 for no bytes."""
+    nbytes = _whole("size", size)
+    if nbytes == 0:
+        return SUCCESS, 0
+    owner, address = current_memory().allocate(nbytes)
+    memory.DEVICE.add(address, nbytes, owner, "infinirtMalloc")
+    return SUCCESS, address
+
+
+@status_only
+def infinirtFree(ptr: int | None) -> Status:
+    """Free memory, by the very pointer that infinirtMalloc gave. Null is success."""
+    if not ptr:
+        return SUCCESS
+    try:
+        memory.DEVICE.release(whole(BAD_PARAM, "ptr", ptr), "infinirtFree")
+    except OwnershipError as fault:
+        fail(BAD_PARAM, f"ptr must be live device memory: {fault}")
+    return SUCCESS
+
+
+@status_only
+def infinirtMemcpy(dst: Any, src: Any, size: int, kind: int) -> Status:
+    """Copy bytes and wait; host sides may be addresses or buffers."""
+    return _copy(dst, src, size, kind, 0, wait=True)
+
+
+@status_only
+def infinirtMemcpyAsync(dst: Any, src: Any, size: int, kind: int, stream: Any) -> Status:
+    """Copy bytes in the order of a stream."""
+    return _copy(dst, src, size, kind, stream_number(stream), wait=False)
+
+
+def current_device() -> tuple[int, int]:
+    """The calling thread's device: kind and number."""
+    return _THREAD.device, _THREAD.device_id
+
+
+def core_device(kind: int, device_id: int) -> str:
+    """A device as the core calls it."""
+    return "cpu" if kind == INFINI_DEVICE_CPU else f"cuda:{device_id}"
+
+
+def current_memory() -> device.Memory:
+    """The memory of the calling thread's device."""
+    return device.memory_of(core_device(*current_device()))
+
+
+def stream_number(stream: Any) -> int:
+    """What a backend gets for a stream: one of ours, null, or a CUDA stream by its address."""
+    if stream is None:
+        return 0
+    if type(stream) is infinirtStream_t:
+        if not stream.alive:
+            fail(BAD_PARAM, "stream must be alive, got one that was destroyed")
+        return stream.number
+    return whole(BAD_PARAM, "stream", stream)
+
+
+def _copy(dst: Any, src: Any, size: int, kind: int, stream: int, *, wait: bool) -> Status:
+    nbytes = _whole("size", size)
+    if kind not in tuple(infinirtMemcpyKind_t):
+        fail(BAD_PARAM, f"kind must be a value of infinirtMemcpyKind_t, got {kind!r}")
+    if nbytes == 0:
+        return SUCCESS
+    target = _side("dst", dst, nbytes, on_device=kind in _DEVICE_TARGET, written=True)
+    source = _side("src", src, nbytes, on_device=kind in _DEVICE_SOURCE, written=False)
+    place = current_memory()
+    place.copy(target, source, nbytes, int(kind), stream)
+    if wait:
+        place.synchronize(stream)
+    return SUCCESS
+
+
+def _side(name: str, where: Any, nbytes: int, *, on_device: bool, written: bool) -> int:
+    if where is None or (isinstance(where, int) and where == 0):
+        fail(NULL_POINTER, f"{name} must not be null")
+    if isinstance(where, int):
+        check_range(name, where, where + nbytes)
+        return where
+    if on_device:
+        fail(BAD_PARAM, f"{name} must be an address, got a {type(where).__name__}")
+    try:
+        return memory.host_address(name, where, nbytes, written=written)
+    except OwnershipError as error:
+        fail(BAD_PARAM, str(error))
+
+
+def check_range(name: str, low: int, high: int) -> None:
+    """Memory of ours must hold; callers' own memory, such as a torch tensor's, passes."""
+    if memory.checked:
+        try:
+            memory.DEVICE.require(low, high, foreign=True)
+        except OwnershipError as fault:
+            fail(BAD_PARAM, f"{name} must lie in live memory: {fault}")
+
+
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, (int, np.integer)) or value < 0:
+        fail(BAD_PARAM, f"{name} must be a number of bytes, got {value!r}")
+    return int(value)
