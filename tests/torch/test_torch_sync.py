@@ -35,9 +35,12 @@ def test_the_collectives_error_reaches_the_user(what, words, tmp_path):
     ]
     for process in processes:
         process.start()
-    kind, message, untouched = queue.get(timeout=60)
-    for process in processes:
-        process.join(60)
+    try:
+        kind, message, untouched = queue.get(timeout=120)
+    finally:
+        processes[1].kill()
+        for process in processes:
+            process.join(60)
     assert kind.endswith("Error"), kind
     assert any(word in message for word in words), message
     assert untouched

@@ -48,9 +48,7 @@ def _batch_norm(
     eps: float,
 ) -> Normalized:
     if not x.numel():  # torch's kernels update the buffers with nan
-        dtype = statistics_dtype(x.dtype)
-        none = x.new_zeros(x.shape[1] if training else 0, dtype=dtype)
-        return torch.empty_like(x), none, none.clone()
+        return torch.empty_like(x), *_zeros(x, x.shape[1] if training else 0)
     # Torch's own choice between its kernels and cuDNN's: the same numbers as torch.nn.
     y, mean, rstd, *_ = torch._batch_norm_impl_index(
         x,
@@ -63,7 +61,14 @@ def _batch_norm(
         eps,
         torch.backends.cudnn.enabled,
     )
-    return y.contiguous(memory_format=memory_format(x)), mean, rstd
+    y = y.contiguous(memory_format=memory_format(x))
+    # What inference says of statistics depends on the kernel: nothing, here.
+    return (y, mean, rstd) if training else (y, *_zeros(x, 0))
+
+
+def _zeros(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    dtype = statistics_dtype(x.dtype)
+    return x.new_zeros(size, dtype=dtype), x.new_zeros(size, dtype=dtype)
 
 
 def normalize_rows(
