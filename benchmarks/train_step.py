@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import os
 import statistics
 import sys
 import time
@@ -186,8 +187,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=20, help="timed steps for each side")
+    parser.add_argument("--threads", type=int, help="of torch and of ours, on the CPU")
     parser.add_argument("--json", type=Path, help="write every row to a file")
     args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+        os.environ["NORMGRAD_NUM_THREADS"] = str(args.threads)
     measured = list(rows(args.device, args.rounds))
     name = torch.cuda.get_device_name() if args.device == "cuda" else environment()["cpu"]
     terminal.table(
@@ -221,6 +226,7 @@ def main() -> None:
             "date": today,
             "device": str(name),
             "rounds": args.rounds,
+            "threads": args.threads or torch.get_num_threads(),
             "environment": environment(),
             "rows": [asdict(row) for row in measured],
         }
