@@ -1,0 +1,430 @@
+"""Channels last: rows of contiguous channels, a set of factors for each column.
+
+Batch norm is one sample of many rows, group norm a sample of rows each. A block of rows is summed
+into one float32 row, blocks are joined in float64, and a second pass over the rows writes.
+"""
+
+from normgrad.backends.cpu import jit, slots
+from normgrad.backends.cpu.formats import F64
+from normgrad.backends.cpu.scalar import (
+    count,
+    entry,
+    inverse_deviation,
+    place,
+    put,
+    read_any,
+    slope_and_offset,
+)
+from normgrad.backends.cpu.vector import (
+    fence,
+    fma,
+    lanes,
+    load,
+    load_part,
+    prefetch,
+    read,
+    size_of,
+    store,
+    store_part,
+    store_wide,
+    stream,
+    widen,
+    write,
+    zero,
+)
+
+# How far ahead of its use a line is asked for, in bytes.
+AHEAD = 2560
+
+
+@jit.inner
+def row_at(params, addresses, workspace, role, sample, row):
+    """The address of a row."""
+    run = params[slots.RUN]
+    outer = row // run
+    start = place(params, addresses, workspace, role)
+    start += sample * params[role + slots.BY_SAMPLE] + outer * params[role + slots.BY_OUTER]
+    return start + (row - outer * run) * params[role + slots.BY_INNER]
+
+
+@jit.inner
+def add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_x, four):
+    """Add rows at an even distance into two rows of sums. ``flat`` is the format of sums.
+
+    Four rows side by side load and store the sums a quarter as often, but rows of 512 bytes or
+    more then outrun the processor's own prefetching: half the speed where data come from memory.
+    """
+    width = lanes(fmt)
+    step = width * size_of(fmt)
+    unit = width * size_of(flat)
+    below = columns * size_of(flat)
+    whole = columns // width * width
+    row = 0
+    while row < rows:
+        at = sums
+        where = 0
+        column = 0
+        done = 1
+        if four and rows - row >= 4:
+            done = 4
+            while column < whole:
+                d0 = load(fmt, dy + where)
+                d1 = load(fmt, dy + where + dy_step)
+                d2 = load(fmt, dy + where + 2 * dy_step)
+                d3 = load(fmt, dy + where + 3 * dy_step)
+                store(flat, at, load(flat, at) + ((d0 + d1) + (d2 + d3)))
+                if with_x:
+                    centre = load(flat, mean - sums + at)
+                    t0 = load(fmt, x + where) - centre
+                    t1 = load(fmt, x + where + x_step) - centre
+                    t2 = load(fmt, x + where + 2 * x_step) - centre
+                    t3 = load(fmt, x + where + 3 * x_step) - centre
+                    q = fma(d0, t0, d1 * t1) + fma(d2, t2, d3 * t3)
+                    store(flat, at + below, load(flat, at + below) + q)
+                column += width
+                where += step
+                at += unit
+        elif with_x:
+            while column < whole:
+                d0 = load(fmt, dy + where)
+                t0 = load(fmt, x + where) - load(flat, mean - sums + at)
+                store(flat, at, load(flat, at) + d0)
+                store(flat, at + below, fma(d0, t0, load(flat, at + below)))
+                prefetch(dy + where + AHEAD)
+                prefetch(x + where + AHEAD)
+                column += width
+                where += step
+                at += unit
+        else:
+            while column < whole:
+                store(flat, at, load(flat, at) + load(fmt, dy + where))
+                column += width
+                where += step
+                at += unit
+        left = columns - whole
+        if left > 0:
+            for one in range(done):
+                d0 = load_part(fmt, dy + where + one * dy_step, left)
+                store_part(flat, at, load_part(flat, at, left) + d0, left)
+                if with_x:
+                    t0 = load_part(fmt, x + where + one * x_step, left)
+                    t0 = t0 - load_part(flat, mean - sums + at, left)
+                    q = fma(d0, t0, load_part(flat, at + below, left))
+                    store_part(flat, at + below, q, left)
+        row += done
+        dy += done * dy_step
+        x += done * x_step
+
+
+@jit.inner
+def clear(flat, address, length):
+    """Zeros."""
+    width = lanes(flat)
+    at = 0
+    while at < length:
+        part = min(width, length - at)
+        store_part(flat, address + at * size_of(flat), zero(flat), part)
+        at += width
+
+
+@jit.inner
+def block_sums(fmt, flat, params, addresses, workspace, index):
+    """The sums of a few blocks of rows."""
+    columns = params[slots.COLUMNS]
+    blocks = params[slots.BLOCKS]
+    first = index * params[slots.PER_TASK]
+    for block in range(first, min(first + params[slots.PER_TASK], blocks * params[slots.SAMPLES])):
+        sample = block // blocks
+        row = (block - sample * blocks) * params[slots.BLOCK]
+        end = min(row + params[slots.BLOCK], params[slots.ROWS])
+        sums = workspace + params[slots.AT_PARTS] + block * 2 * columns * size_of(flat)
+        mean = workspace + params[slots.AT_COEFFICIENTS] + sample * 4 * columns * size_of(flat)
+        clear(flat, sums, 2 * columns)
+        while row < end:
+            rows = min(end - row, params[slots.RUN] - row % params[slots.RUN])
+            add_rows(
+                fmt,
+                flat,
+                row_at(params, addresses, workspace, slots.DY, sample, row),
+                row_at(params, addresses, workspace, slots.X, sample, row),
+                params[slots.DY + slots.BY_INNER],
+                params[slots.X + slots.BY_INNER],
+                rows,
+                columns,
+                mean,
+                sums,
+                params[slots.SUM_XMU] != 0,
+                params[slots.SIDE_BY_SIDE] != 0,
+            )
+            row += rows
+    return 0
+
+
+@jit.inner
+def write_rows(
+    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, rows, columns, factors, corrected, streaming
+):
+    """``dx = a * dy + b * (x - mean) + c`` with factors by column: mean, a, b, c."""
+    width = lanes(fmt)
+    step = width * size_of(fmt)
+    unit = width * size_of(flat)
+    span = columns * size_of(flat)
+    whole = columns // width * width
+    pairs = columns // (2 * width) * (2 * width) if corrected and streaming else 0
+    for _ in range(rows):
+        at = factors
+        where = 0
+        column = 0
+        while column < pairs:
+            t0 = load(fmt, x + where) - load(flat, at)
+            t1 = load(fmt, x + where + step) - load(flat, at + unit)
+            s0 = fma(load(flat, at + 2 * span), t0, load(flat, at + 3 * span))
+            s1 = fma(load(flat, at + 2 * span + unit), t1, load(flat, at + 3 * span + unit))
+            r0 = fma(load(flat, at + span), load(fmt, dy + where), s0)
+            r1 = fma(load(flat, at + span + unit), load(fmt, dy + where + step), s1)
+            stream(fmt, dx + where, r0, r1)
+            prefetch(dy + where + AHEAD)
+            prefetch(x + where + AHEAD)
+            column += 2 * width
+            where += 2 * step
+            at += 2 * unit
+        if corrected:
+            while column < whole:
+                t0 = load(fmt, x + where) - load(flat, at)
+                s0 = fma(load(flat, at + 2 * span), t0, load(flat, at + 3 * span))
+                store(fmt, dx + where, fma(load(flat, at + span), load(fmt, dy + where), s0))
+                column += width
+                where += step
+                at += unit
+        else:
+            while column < whole:
+                store(fmt, dx + where, load(flat, at + span) * load(fmt, dy + where))
+                column += width
+                where += step
+                at += unit
+        left = columns - column
+        if left > 0:
+            r0 = load_part(flat, at + span, left) * load_part(fmt, dy + where, left)
+            if corrected:
+                t0 = load_part(fmt, x + where, left) - load_part(flat, at, left)
+                c = load_part(flat, at + 3 * span, left)
+                r0 = r0 + fma(load_part(flat, at + 2 * span, left), t0, c)
+            store_part(fmt, dx + where, r0, left)
+        dy += dy_step
+        x += x_step
+        dx += dx_step
+
+
+@jit.inner
+def block_gradients(fmt, flat, params, addresses, workspace, index):
+    """The gradients of a few blocks of rows."""
+    columns = params[slots.COLUMNS]
+    blocks = params[slots.BLOCKS]
+    # Backwards: what was summed last may still be in the cache.
+    last = blocks * params[slots.SAMPLES] - index * params[slots.PER_TASK]
+    streaming = params[slots.STREAM_DX] != 0
+    for block in range(max(last - params[slots.PER_TASK], 0), last):
+        sample = block // blocks
+        row = (block - sample * blocks) * params[slots.BLOCK]
+        end = min(row + params[slots.BLOCK], params[slots.ROWS])
+        factors = workspace + params[slots.AT_COEFFICIENTS] + sample * 4 * columns * size_of(flat)
+        while row < end:
+            rows = min(end - row, params[slots.RUN] - row % params[slots.RUN])
+            dx = row_at(params, addresses, workspace, slots.DX, sample, row)
+            step = params[slots.DX + slots.BY_INNER]
+            write_rows(
+                fmt,
+                flat,
+                row_at(params, addresses, workspace, slots.DY, sample, row),
+                row_at(params, addresses, workspace, slots.X, sample, row),
+                dx,
+                params[slots.DY + slots.BY_INNER],
+                params[slots.X + slots.BY_INNER],
+                step,
+                rows,
+                columns,
+                factors,
+                params[slots.CORRECTION] != slots.NO_CORRECTION,
+                streaming and (dx | step) & 63 == 0,
+            )
+            row += rows
+    if streaming:
+        fence()
+    return 0
+
+
+@jit.inner
+def joined(flat, parts, blocks, stride, part):
+    """Up to a vector of columns added over blocks, in float64."""
+    sums = widen(zero(flat))
+    for block in range(blocks):
+        sums = sums + widen(load_part(flat, parts + block * stride, part))
+    return sums
+
+
+@jit.inner
+def join_columns(flat, params, workspace, sample, first, last):
+    """Two rows of float64 sums over a sample's blocks, for some columns."""
+    columns = params[slots.COLUMNS]
+    blocks = params[slots.BLOCKS]
+    stride = 2 * columns * size_of(flat)
+    parts = workspace + params[slots.AT_PARTS] + sample * blocks * stride
+    sums = workspace + params[slots.AT_SUMS] + sample * 2 * columns * 8
+    column = first
+    while column < last:
+        part = min(lanes(flat), last - column)
+        here = parts + column * size_of(flat)
+        store_wide(sums + column * 8, joined(flat, here, blocks, stride, part), part)
+        here += columns * size_of(flat)
+        store_wide(sums + (columns + column) * 8, joined(flat, here, blocks, stride, part), part)
+        column += lanes(flat)
+
+
+@jit.inner
+def channel_factors(flat, params, addresses, workspace, first, last):
+    """Batch norm: results and factors of some channels from their sums."""
+    columns = params[slots.COLUMNS]
+    sums = workspace + params[slots.AT_SUMS]
+    factors = workspace + params[slots.AT_COEFFICIENTS]
+    span = columns * size_of(flat)
+    elements = count(params, workspace)
+    own = params[slots.SUM_DY] != 0
+    for column in range(first, last):
+        rstd = inverse_deviation(params, addresses, workspace, column)
+        sum_dy = 0.0
+        sum_xmu = 0.0
+        if own:
+            sum_dy = read(F64, sums + column * 8)
+            sum_xmu = read(F64, sums + (columns + column) * 8)
+            put(params, addresses, workspace, slots.SUM_DY_VECTOR, column, sum_dy)
+            put(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, sum_xmu)
+            put(params, addresses, workspace, slots.DGAMMA, column, sum_xmu * rstd)
+            put(params, addresses, workspace, slots.DBETA, column, sum_dy)
+        if params[slots.WRITE_DX]:
+            if params[slots.CORRECTION] == slots.GIVEN_CORRECTION:
+                sum_dy = entry(params, addresses, workspace, slots.SUM_DY_VECTOR, column, 0.0)
+                sum_xmu = entry(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, 0.0)
+            gamma = entry(params, addresses, workspace, slots.GAMMA, column, 1.0)
+            b, c = slope_and_offset(params, False, rstd, gamma, elements, sum_dy, sum_xmu)
+            at = factors + column * size_of(flat)
+            write(flat, at + span, rstd * gamma)
+            write(flat, at + 2 * span, b)
+            write(flat, at + 3 * span, c)
+
+
+@jit.inner
+def group_factors(flat, params, addresses, workspace, sample, first, last):
+    """Group norm: factors of whole groups from the sums of their columns."""
+    columns = params[slots.COLUMNS]
+    channels = params[slots.CHANNELS]
+    sums = workspace + params[slots.AT_SUMS] + sample * 2 * columns * 8
+    span = columns * size_of(flat)
+    factors = workspace + params[slots.AT_COEFFICIENTS] + sample * 4 * span
+    elements = count(params, workspace)
+    # Looked up once: what is written below might be a parameter block to the compiler.
+    code = params[slots.GAMMA + slots.CODE]
+    gammas = place(params, addresses, workspace, slots.GAMMA) if code >= 0 else workspace
+    step = params[slots.GAMMA + slots.STRIDE]
+    writing = params[slots.WRITE_DX] != 0
+    for group in range(first // channels, last // channels):
+        statistic = sample * params[slots.GROUPS] + group
+        rstd = inverse_deviation(params, addresses, workspace, statistic)
+        sum_dy = 0.0
+        sum_xmu = 0.0
+        for column in range(group * channels, (group + 1) * channels):
+            gamma = read_any(code, gammas + column * step) if code >= 0 else 1.0
+            other = read(F64, sums + (columns + column) * 8)
+            sum_dy += gamma * read(F64, sums + column * 8)
+            sum_xmu += gamma * other
+            write(F64, sums + (columns + column) * 8, other * rstd)
+            if writing:
+                write(flat, factors + span + column * size_of(flat), rstd * gamma)
+        if writing:
+            b, c = slope_and_offset(params, True, rstd, 1.0, elements, sum_dy, sum_xmu)
+            at = factors + 2 * span + group * channels * size_of(flat)
+            for _ in range(channels):
+                write(flat, at, b)
+                write(flat, at + span, c)
+                at += size_of(flat)
+
+
+def spread_means(flat):
+    """The task that gives every column of a sample its mean."""
+
+    def spread_means_task(params, addresses, workspace, argument, sample):
+        columns = params[slots.COLUMNS]
+        channels = params[slots.CHANNELS]
+        target = workspace + params[slots.AT_COEFFICIENTS] + sample * 4 * columns * size_of(flat)
+        if params[slots.BY_ROW]:
+            for group in range(params[slots.GROUPS]):
+                statistic = sample * params[slots.GROUPS] + group
+                mean = entry(params, addresses, workspace, slots.MEAN, statistic, 0.0)
+                for _ in range(channels):
+                    write(flat, target, mean)
+                    target += size_of(flat)
+        else:
+            for column in range(columns):
+                mean = entry(params, addresses, workspace, slots.MEAN, column, 0.0)
+                write(flat, target + column * size_of(flat), mean)
+        return 0
+
+    return spread_means_task
+
+
+def blocks_in(fmt, flat):
+    """The task that sums blocks of rows."""
+
+    def blocks_in_task(params, addresses, workspace, argument, index):
+        return block_sums(fmt, flat, params, addresses, workspace, index)
+
+    return blocks_in_task
+
+
+def blocks_out(fmt, flat):
+    """The task that writes blocks of rows."""
+
+    def blocks_out_task(params, addresses, workspace, argument, index):
+        return block_gradients(fmt, flat, params, addresses, workspace, index)
+
+    return blocks_out_task
+
+
+def join_blocks(flat):
+    """The task that joins the blocks of some columns of a sample and makes their factors."""
+
+    def join_blocks_task(params, addresses, workspace, argument, index):
+        sample = index // params[slots.CHUNKS]
+        first = (index - sample * params[slots.CHUNKS]) * params[slots.CHUNK]
+        last = min(first + params[slots.CHUNK], params[slots.COLUMNS])
+        if params[slots.SUM_DY]:
+            join_columns(flat, params, workspace, sample, first, last)
+        if params[slots.BY_ROW]:
+            group_factors(flat, params, addresses, workspace, sample, first, last)
+        else:
+            channel_factors(flat, params, addresses, workspace, first, last)
+        return 0
+
+    return join_blocks_task
+
+
+def join_samples():
+    """The task that adds group norm's parameter gradients over samples."""
+
+    def join_samples_task(params, addresses, workspace, argument, index):
+        columns = params[slots.COLUMNS]
+        samples = params[slots.OUTER]
+        first = index * params[slots.CHUNK]
+        sums = workspace + params[slots.AT_SUMS]
+        for column in range(first, min(first + params[slots.CHUNK], columns)):
+            dgamma = 0.0
+            dbeta = 0.0
+            at = sums + column * 8
+            for _ in range(samples):
+                dbeta += read(F64, at)
+                dgamma += read(F64, at + columns * 8)
+                at += 2 * columns * 8
+            put(params, addresses, workspace, slots.DGAMMA, column, dgamma)
+            put(params, addresses, workspace, slots.DBETA, column, dbeta)
+        return 0
+
+    return join_samples_task

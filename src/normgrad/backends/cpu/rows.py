@@ -1,0 +1,336 @@
+"""Layer norm: a row is summed and written while it is near, four rows at a time.
+
+Parameter gradients of a block of rows add up in one float32 row each; blocks are joined in
+float64.
+"""
+
+from normgrad.backends.cpu import jit, slots
+from normgrad.backends.cpu.columns import AHEAD, add_rows, clear, join_columns
+from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, put_row, read_any
+from normgrad.backends.cpu.vector import (
+    fence,
+    fma,
+    lanes,
+    load,
+    load_part,
+    prefetch,
+    size_of,
+    splat,
+    store,
+    store_part,
+    stream,
+    total,
+    write,
+    zero,
+)
+
+# Columns that a row adds in float32 lanes before it goes on in float64, in vectors.
+_DEPTH = 128
+
+
+@jit.inner
+def row_sums(fmt, flat, dy, x, gamma, columns, mean):
+    """The sums of g and of g * (x - mean) over a row, g = gamma * dy."""
+    width = lanes(fmt)
+    step = width * size_of(fmt)
+    unit = width * size_of(flat)
+    centre = splat(fmt, mean)
+    sum_g = 0.0
+    sum_xmu = 0.0
+    left = columns
+    while left > 0:
+        p0 = zero(fmt)
+        p1 = zero(fmt)
+        q0 = zero(fmt)
+        q1 = zero(fmt)
+        pairs = min(left // (2 * width), _DEPTH)
+        for _ in range(pairs):
+            g0 = load(fmt, dy) * load(flat, gamma)
+            g1 = load(fmt, dy + step) * load(flat, gamma + unit)
+            q0 = fma(g0, load(fmt, x) - centre, q0)
+            q1 = fma(g1, load(fmt, x + step) - centre, q1)
+            p0 = p0 + g0
+            p1 = p1 + g1
+            prefetch(dy + AHEAD)
+            prefetch(x + AHEAD)
+            dy += 2 * step
+            x += 2 * step
+            gamma += 2 * unit
+        left -= pairs * 2 * width
+        if pairs < _DEPTH:
+            while left > 0:
+                part = min(left, width)
+                g0 = load_part(fmt, dy, part) * load_part(flat, gamma, part)
+                q0 = fma(g0, load_part(fmt, x, part) - centre, q0)
+                p0 = p0 + g0
+                dy += step
+                x += step
+                gamma += unit
+                left -= part
+        sum_g += total(p0 + p1)
+        sum_xmu += total(q0 + q1)
+    return sum_g, sum_xmu
+
+
+@jit.inner
+def row_factors(fmt, flat, params, addresses, workspace, dy, x, gamma, row):
+    """Mean, rstd, b and c of a row."""
+    columns = params[slots.COLUMNS]
+    mean = entry(params, addresses, workspace, slots.MEAN, row, 0.0)
+    rstd = inverse_deviation(params, addresses, workspace, row)
+    if not params[slots.WRITE_DX]:
+        return mean, rstd, 0.0, 0.0
+    sum_g, sum_xmu = row_sums(fmt, flat, dy, x, gamma, columns, mean)
+    elements = count(params, workspace)
+    slope = sum_xmu * rstd / elements
+    return mean, rstd, -rstd * rstd * slope, -rstd * (sum_g / elements)
+
+
+@jit.inner
+def four_rows(
+    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns, m0, m1, m2, m3,
+    s0, s1, s2, s3, b0, b1, b2, b3, c0, c1, c2, c3, writing, adding, streaming,
+):  # fmt: skip
+    """The second pass over four rows: gradients, and the parameters' share of them."""
+    width = lanes(fmt)
+    step = width * size_of(fmt)
+    unit = width * size_of(flat)
+    sums_xhat = sums + columns * size_of(flat)
+    vm0, vm1, vm2, vm3 = splat(fmt, m0), splat(fmt, m1), splat(fmt, m2), splat(fmt, m3)
+    vs0, vs1, vs2, vs3 = splat(fmt, s0), splat(fmt, s1), splat(fmt, s2), splat(fmt, s3)
+    vb0, vb1, vb2, vb3 = splat(fmt, b0), splat(fmt, b1), splat(fmt, b2), splat(fmt, b3)
+    vc0, vc1, vc2, vc3 = splat(fmt, c0), splat(fmt, c1), splat(fmt, c2), splat(fmt, c3)
+    whole = columns // width * width
+    if streaming:
+        whole = columns // (2 * width) * (2 * width)
+    column = 0
+    while column < whole:
+        # Where lines are streamed, two vectors of each row at a time.
+        halves = 2 if streaming else 1
+        d0 = load(fmt, dy)
+        d1 = load(fmt, dy + dy_step)
+        d2 = load(fmt, dy + 2 * dy_step)
+        d3 = load(fmt, dy + 3 * dy_step)
+        t0 = load(fmt, x) - vm0
+        t1 = load(fmt, x + x_step) - vm1
+        t2 = load(fmt, x + 2 * x_step) - vm2
+        t3 = load(fmt, x + 3 * x_step) - vm3
+        w0 = d0 * vs0
+        w1 = d1 * vs1
+        w2 = d2 * vs2
+        w3 = d3 * vs3
+        if adding:
+            store(flat, sums, load(flat, sums) + ((d0 + d1) + (d2 + d3)))
+            q = fma(w0, t0, w1 * t1) + fma(w2, t2, w3 * t3)
+            store(flat, sums_xhat, load(flat, sums_xhat) + q)
+        if writing:
+            g = load(flat, gamma)
+            r0 = fma(w0, g, fma(vb0, t0, vc0))
+            r1 = fma(w1, g, fma(vb1, t1, vc1))
+            r2 = fma(w2, g, fma(vb2, t2, vc2))
+            r3 = fma(w3, g, fma(vb3, t3, vc3))
+            if streaming:
+                d0 = load(fmt, dy + step)
+                d1 = load(fmt, dy + step + dy_step)
+                d2 = load(fmt, dy + step + 2 * dy_step)
+                d3 = load(fmt, dy + step + 3 * dy_step)
+                t0 = load(fmt, x + step) - vm0
+                t1 = load(fmt, x + step + x_step) - vm1
+                t2 = load(fmt, x + step + 2 * x_step) - vm2
+                t3 = load(fmt, x + step + 3 * x_step) - vm3
+                w0 = d0 * vs0
+                w1 = d1 * vs1
+                w2 = d2 * vs2
+                w3 = d3 * vs3
+                g = load(flat, gamma + unit)
+                stream(fmt, dx, r0, fma(w0, g, fma(vb0, t0, vc0)))
+                stream(fmt, dx + dx_step, r1, fma(w1, g, fma(vb1, t1, vc1)))
+                stream(fmt, dx + 2 * dx_step, r2, fma(w2, g, fma(vb2, t2, vc2)))
+                stream(fmt, dx + 3 * dx_step, r3, fma(w3, g, fma(vb3, t3, vc3)))
+                if adding:
+                    there = sums + unit
+                    store(flat, there, load(flat, there) + ((d0 + d1) + (d2 + d3)))
+                    there = sums_xhat + unit
+                    q = fma(w0, t0, w1 * t1) + fma(w2, t2, w3 * t3)
+                    store(flat, there, load(flat, there) + q)
+            else:
+                store(fmt, dx, r0)
+                store(fmt, dx + dx_step, r1)
+                store(fmt, dx + 2 * dx_step, r2)
+                store(fmt, dx + 3 * dx_step, r3)
+        dy += halves * step
+        x += halves * step
+        dx += halves * step
+        gamma += halves * unit
+        sums += halves * unit
+        sums_xhat += halves * unit
+        column += halves * width
+    return column
+
+
+@jit.inner
+def one_row(
+    fmt, flat, dy, x, dx, gamma, sums, first, columns, mean, rstd, b, c, writing, adding
+):  # fmt: skip
+    """The second pass over one row, from some column on."""
+    width = lanes(fmt)
+    vm, vs, vb, vc = splat(fmt, mean), splat(fmt, rstd), splat(fmt, b), splat(fmt, c)
+    sums_xhat = sums + columns * size_of(flat)
+    column = first
+    while column < columns:
+        part = min(width, columns - column)
+        here = column * size_of(fmt)
+        at = column * size_of(flat)
+        d = load_part(fmt, dy + here, part)
+        t = load_part(fmt, x + here, part) - vm
+        w = d * vs
+        if writing:
+            g = load_part(flat, gamma + at, part)
+            store_part(fmt, dx + here, fma(w, g, fma(vb, t, vc)), part)
+        if adding:
+            store_part(flat, sums + at, load_part(flat, sums + at, part) + d, part)
+            q = fma(w, t, load_part(flat, sums_xhat + at, part))
+            store_part(flat, sums_xhat + at, q, part)
+        column += width
+
+
+@jit.inner
+def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
+    """A few blocks of rows, both passes."""
+    columns = params[slots.COLUMNS]
+    writing = params[slots.WRITE_DX] != 0
+    adding = params[slots.SUM_DY] != 0
+    with_x = params[slots.SUM_XMU] != 0 or writing
+    gamma = place(params, addresses, workspace, gamma_slot)
+    dy_step = params[slots.DY + slots.BY_OUTER]
+    x_step = params[slots.X + slots.BY_OUTER]
+    dx_step = params[slots.DX + slots.BY_OUTER]
+    streaming = params[slots.STREAM_DX] != 0
+    first = index * params[slots.PER_TASK]
+    for block in range(first, min(first + params[slots.PER_TASK], params[slots.BLOCKS])):
+        row = block * params[slots.BLOCK]
+        end = min(row + params[slots.BLOCK], params[slots.ROWS])
+        sums = workspace + params[slots.AT_PARTS] + block * 2 * columns * size_of(flat)
+        dy = place(params, addresses, workspace, slots.DY) + row * dy_step
+        x = place(params, addresses, workspace, slots.X) + row * x_step
+        dx = row * dx_step
+        if writing:
+            dx += place(params, addresses, workspace, slots.DX)
+        aligned = streaming and (dx | dx_step) & 63 == 0
+        if adding:
+            clear(flat, sums, 2 * columns)
+            if not with_x:
+                rows = end - row
+                add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, sums, sums, False, False)
+                row = end
+        while row < end:
+            if end - row >= 4:
+                m0, s0, b0, c0 = row_factors(
+                    fmt, flat, params, addresses, workspace, dy, x, gamma, row
+                )
+                m1, s1, b1, c1 = row_factors(
+                    fmt,
+                    flat,
+                    params,
+                    addresses,
+                    workspace,
+                    dy + dy_step,
+                    x + x_step,
+                    gamma,
+                    row + 1,
+                )
+                two, two_x = dy + 2 * dy_step, x + 2 * x_step
+                m2, s2, b2, c2 = row_factors(
+                    fmt, flat, params, addresses, workspace, two, two_x, gamma, row + 2
+                )
+                three, three_x = two + dy_step, two_x + x_step
+                m3, s3, b3, c3 = row_factors(
+                    fmt, flat, params, addresses, workspace, three, three_x, gamma, row + 3
+                )
+                done = four_rows(
+                    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns,
+                    m0, m1, m2, m3, s0, s1, s2, s3, b0, b1, b2, b3, c0, c1, c2, c3,
+                    writing, adding, aligned,
+                )  # fmt: skip
+                if done < columns:
+                    one_row(
+                        fmt, flat, dy, x, dx, gamma, sums, done, columns,
+                        m0, s0, b0, c0, writing, adding,
+                    )  # fmt: skip
+                    one_row(
+                        fmt, flat, dy + dy_step, x + x_step, dx + dx_step, gamma, sums, done,
+                        columns, m1, s1, b1, c1, writing, adding,
+                    )  # fmt: skip
+                    one_row(
+                        fmt, flat, dy + 2 * dy_step, x + 2 * x_step, dx + 2 * dx_step, gamma, sums,
+                        done, columns, m2, s2, b2, c2, writing, adding,
+                    )  # fmt: skip
+                    one_row(
+                        fmt, flat, dy + 3 * dy_step, x + 3 * x_step, dx + 3 * dx_step, gamma, sums,
+                        done, columns, m3, s3, b3, c3, writing, adding,
+                    )  # fmt: skip
+                step = 4
+            else:
+                m0, s0, b0, c0 = row_factors(
+                    fmt, flat, params, addresses, workspace, dy, x, gamma, row
+                )
+                one_row(
+                    fmt, flat, dy, x, dx, gamma, sums, 0, columns,
+                    m0, s0, b0, c0, writing, adding,
+                )  # fmt: skip
+                step = 1
+            row += step
+            dy += step * dy_step
+            x += step * x_step
+            dx += step * dx_step
+    if streaming:
+        fence()
+    return 0
+
+
+def rows(fmt, flat):
+    """The task for blocks of rows."""
+
+    def rows_task(params, addresses, workspace, argument, index):
+        return row_blocks(fmt, flat, params, addresses, workspace, argument, index)
+
+    return rows_task
+
+
+def spread_gamma(flat):
+    """The task that lays gamma out as the compute type, ones where it was not given."""
+
+    def spread_gamma_task(params, addresses, workspace, argument, index):
+        target = place(params, addresses, workspace, argument)
+        columns = params[slots.COLUMNS]
+        code = params[slots.GAMMA + slots.CODE]
+        if code < 0:
+            for _ in range(columns):
+                write(flat, target, 1.0)
+                target += size_of(flat)
+            return 0
+        source = place(params, addresses, workspace, slots.GAMMA)
+        step = params[slots.GAMMA + slots.STRIDE]
+        for _ in range(columns):
+            write(flat, target, read_any(code, source))
+            target += size_of(flat)
+            source += step
+        return 0
+
+    return spread_gamma_task
+
+
+def join_rows(flat):
+    """The task that joins the blocks of some columns and writes their parameter gradients."""
+
+    def join_rows_task(params, addresses, workspace, argument, index):
+        columns = params[slots.COLUMNS]
+        first = index * params[slots.CHUNK]
+        last = min(first + params[slots.CHUNK], columns)
+        join_columns(flat, params, workspace, 0, first, last)
+        sums = workspace + params[slots.AT_SUMS] + first * 8
+        put_row(params, addresses, workspace, slots.DBETA, first, last, sums)
+        put_row(params, addresses, workspace, slots.DGAMMA, first, last, sums + columns * 8)
+        return 0
+
+    return join_rows_task
