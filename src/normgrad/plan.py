@@ -49,6 +49,12 @@ def make_plan(spec: Spec, backend: str | None = None) -> Plan:
     return _make_plan(spec, backend)
 
 
+def arithmetic(spec: Spec) -> str:
+    """The type of all arithmetic, from those of the operands and of the wanted results."""
+    tensors = [spec.tensor(role) for role in (*spec.operands, *spec.wanted) if role != "counter"]
+    return compute_dtype(tuple(tensor.dtype for tensor in tensors if tensor is not None))
+
+
 @functools.lru_cache(maxsize=_CACHED_PLANS)
 def _make_plan(spec: Spec, backend: str | None) -> Plan:
     if backend is not None and backend not in backends.NAMES:
@@ -56,12 +62,7 @@ def _make_plan(spec: Spec, backend: str | None) -> Plan:
         raise OptionError("backend", f"must be None or one of {known}", repr(backend))
     validate(spec)
     geometry = geometry_of(spec)
-    operands = tuple(
-        tensor.dtype
-        for role in (*spec.operands, *spec.wanted)
-        if role != "counter" and (tensor := spec.tensor(role)) is not None
-    )
-    compute = compute_dtype(operands)
+    compute = arithmetic(spec)
     reasons: dict[str, str] = {}
     for name in (backend,) if backend else backends.preference(spec.device):
         chosen = backends.get(name)

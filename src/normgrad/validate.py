@@ -67,6 +67,13 @@ def validate_operands(spec: Spec) -> None:
         _check_vectors(spec)
 
 
+def validate_data(spec: Spec) -> None:
+    """The same for the options and the data alone: after it the geometry is known."""
+    with _public(spec):
+        _check_options(spec)
+        _check_data(spec)
+
+
 @contextlib.contextmanager
 def _public(spec: Spec) -> Iterator[None]:
     try:

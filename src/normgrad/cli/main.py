@@ -15,6 +15,7 @@ VERBS = {
     "check": "run the named cases against the float64 reference",
     "compare": "what got faster, slower or wrong between two runs of bench",
     "env": "print versions, hardware and the state of each backend",
+    "plan": "print the launches that compute a request on a GPU, which need not be here",
 }
 
 

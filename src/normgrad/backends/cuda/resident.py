@@ -57,7 +57,9 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     slabs = geometry.statistics if group else ceil_div(layout.channels, block)
     if block > 1 and layout.channels % block:
         return False
-    shared = 2 * tile * itemsize + 2048
+    # The next slab's data, and what sums across warps need: more where channels share a row.
+    extra = 2048 if block == 1 else 4096 + 4 * cols * power_of_two(block)
+    shared = 2 * tile * itemsize + extra
     per = blocks_per_multiprocessor(device, warps, RESIDENT_REGISTERS, shared)
     team = share_out(planes * pieces, tile // cols, slabs, per * device.multiprocessors)
     if team is None:
@@ -111,7 +113,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "ALIGN": align,
         "WIDE": reach >= 1 << 31,
         "STAGES": 2 if team.rounds > 1 else 1,
-        "AHEAD": itemsize == 4,
+        "AHEAD": not group,  # group norm's tiles would spill: 68 % instead of 76
         "PHASE": 0,
     }
     builder.launch(

@@ -22,10 +22,11 @@ def plan_rows(builder: Builder, geometry: Geometry, device: Device) -> Program:
         return builder.finish(f"whole rows, {programs} programs")
     if builder.compute == "float32" and cols <= _LONGER:
         # No registers are left for the parameters' sums: they take a pass of their own.
-        if builder.spec.dx is not None:
-            _whole_rows(builder, geometry, device, data, wants=False)
+        # They come first: dx may lie over x or dy.
         if wants:
             _long_rows(builder, geometry, device, {**data, "dx": None})
+        if builder.spec.dx is not None:
+            _whole_rows(builder, geometry, device, data, wants=False)
         return builder.finish("whole rows, parameters apart")
     _long_rows(builder, geometry, device, data)
     return builder.finish("long rows")

@@ -116,7 +116,9 @@ def add_sums(
         "x_outer": x.outer // align,
     }
     constants = {"ROWS": tile_rows, "COLS": cols, "ALIGN": align, "STAGES": 3, **common}
-    builder.launch("sums.column_sums", (splits, blocks, outer), arguments, constants)
+    # One axis of the grid: the others end at 65535, and there may be more samples.
+    arguments["blocks"] = blocks
+    builder.launch("sums.column_sums", (splits * blocks * outer,), arguments, constants)
     return partials, splits
 
 
@@ -222,7 +224,9 @@ def add_apply(
     arguments |= {"rows": layout.inner, "channels": layout.channels // align}
     arguments |= _steps(layout, "row", align)
     constants |= {"ROWS": tile_rows, "COLS": cols, "ALIGN": align}
-    grid = (ceil_div(layout.inner, tile_rows), ceil_div(layout.channels, cols), layout.outer)
+    tiles, blocks = ceil_div(layout.inner, tile_rows), ceil_div(layout.channels, cols)
+    arguments |= {"tiles": tiles, "blocks": blocks}
+    grid = (tiles * blocks * layout.outer,)
     builder.launch("apply.column_apply", grid, arguments, constants, warps=4)
 
 

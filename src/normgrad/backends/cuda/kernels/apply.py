@@ -112,6 +112,8 @@ def column_apply(
     counter,
     counts,
     rows,
+    tiles,  # of rows
+    blocks,  # of columns
     channels,  # over ALIGN
     group_size,
     dy_row,
@@ -133,12 +135,13 @@ def column_apply(
     COMPUTE: tl.constexpr,
 ):
     """Channels last; strides come divided by ALIGN."""
-    program = tl.program_id(0).to(tl.int64)
+    tile = (tl.program_id(0) % tiles).to(tl.int64)
     if REVERSE:
-        program = tl.num_programs(0) - 1 - program
-    outer = tl.program_id(2).to(tl.int64)
-    row = (program * ROWS + tl.arange(0, ROWS))[:, None]
-    channel = tl.program_id(1) * COLS + tl.arange(0, COLS)
+        tile = tiles - 1 - tile
+    block = tl.program_id(0) // tiles
+    outer = (block // blocks).to(tl.int64)
+    row = (tile * ROWS + tl.arange(0, ROWS))[:, None]
+    channel = (block % blocks) * COLS + tl.arange(0, COLS)
     ok = channel < channels * ALIGN
     mask = (row < rows) & ok[None, :]
     at = (row * dy_row + outer * dy_outer) * ALIGN + channel[None, :]

@@ -99,7 +99,7 @@ def keep_narrow(tile, zero):
             "=r,r,r",
             [tile, zero.to(tl.int16)],
             dtype=tile.dtype,
-            is_pure=False,
+            is_pure=True,
             pack=2,
         )
     return tile

@@ -62,7 +62,7 @@ def plane_slabs(
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,  # fetch the next slab before the wait (float32: 16-bit tiles would spill)
+    AHEAD: tl.constexpr,  # fetch the next slab before the wait
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only, 3: all of SOLO
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
@@ -122,9 +122,10 @@ def plane_slabs(
                     publish(box, pack_pair(s1, s2), None)
                 else:
                     publish(box + chan * team, pack_pair(s1, s2), chan < BLOCK_CHANNELS)
-        # `zero == 0` is always so. Triton puts an `if` behind the copies that fetch the next slab:
-        # they are on their way while this block waits.
-        if PHASE != 1 and (not AHEAD or zero == 0):
+        # `teams > 0` is always so. Triton puts an `if` behind the copies that fetch the next slab:
+        # they are on their way while this block waits. (Not `zero == 0`: the compiler would know
+        # `zero` inside, and `keep_narrow` would be in vain.)
+        if PHASE != 1 and (not AHEAD or teams > 0):
             if not SOLO or PHASE == 2:
                 box = words + slab * team * CHANNEL_TILE
                 ok = partners < team

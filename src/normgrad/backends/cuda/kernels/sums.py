@@ -78,6 +78,7 @@ def column_sums(
     partials,
     units,
     splits,
+    blocks,  # of columns
     share,  # rows of a program
     rows,
     channels,  # over ALIGN
@@ -94,9 +95,10 @@ def column_sums(
     STAGES: tl.constexpr,
 ):
     """Channels last; strides come divided by ALIGN."""
-    part = tl.program_id(0)
-    outer = tl.program_id(2).to(tl.int64)
-    column = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    part = tl.program_id(0) % splits
+    block = tl.program_id(0) // splits
+    outer = (block // blocks).to(tl.int64)
+    column = (block % blocks) * COLS + tl.arange(0, COLS)
     col_ok = column < channels * ALIGN
     statistic = column
     if GROUP:
