@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import functools
 from typing import Any
 
 import numpy as np
