@@ -11,7 +11,9 @@ from normgrad.errors import NormgradError
 
 # verb: what it is for. Each has a module of its name with `add_arguments(parser)` and `run(args)`.
 VERBS = {
+    "bench": "time the operators and others' against the speed of memory, results checked first",
     "check": "run the named cases against the float64 reference",
+    "compare": "what got faster, slower or wrong between two runs of bench",
     "env": "print versions, hardware and the state of each backend",
 }
 
