@@ -1,0 +1,55 @@
+"""The CPU backend as plans see it. Numba is imported with the first plan."""
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from normgrad.geometry import Geometry
+from normgrad.spec import Spec
+
+if TYPE_CHECKING:
+    from normgrad.plan import Plan
+
+
+class CpuBackend:
+    """Vector kernels compiled by Numba, on host memory, on all cores."""
+
+    name = "cpu"
+
+    def unavailable(self) -> str | None:
+        """Only without its compiler."""
+        if sys.byteorder != "little":
+            return "it knows little-endian machines only"
+        if importlib.util.find_spec("numba") is None:
+            return "it needs Numba: pip install numba"
+        return None
+
+    def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
+        """Only memory that the host cannot read."""
+        if spec.device != "cpu":
+            return f"it reads host memory only, the arrays are on {spec.device}"
+        return None
+
+    def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
+        """Partition, phases and workspace; compiles what the request needs and was not cached."""
+        from normgrad.backends.cpu.program import program
+
+        return program(spec, geometry, compute)
+
+    def run(
+        self, plan: "Plan", addresses: Sequence[int | None], workspace: int | None, stream: int
+    ) -> None:
+        """Through the compiled entry, with as many threads as the size is worth."""
+        _engine().run(plan, addresses, workspace)
+
+
+@functools.cache
+def _engine() -> ModuleType:
+    return importlib.import_module("normgrad.backends.cpu.engine")
+
+
+BACKEND = CpuBackend()

@@ -1,0 +1,171 @@
+"""What `vector` names, in plain Python on checked memory: for NUMBA_DISABLE_JIT=1.
+
+Every access must lie inside a range that the running call may touch; an access outside is an
+IndexError with its address. Slow, and meant for tests.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from normgrad import hostmem
+from normgrad.backends.cpu.formats import Format
+
+_readable: list[tuple[int, int]] = []
+_writable: list[tuple[int, int]] = []
+_STORAGE = {**hostmem.STORAGE, "int16": np.dtype(np.int16)}
+
+
+@contextmanager
+def memory(readable: list[tuple[int, int]], writable: list[tuple[int, int]]) -> Iterator[None]:
+    """Allow these ranges of bytes for a while."""
+    _readable[:] = readable
+    _writable[:] = writable
+    try:
+        yield
+    finally:
+        _readable.clear()
+        _writable.clear()
+
+
+def _checked(ranges: list[tuple[int, int]], address: int, nbytes: int, verb: str) -> None:
+    if not any(low <= address and address + nbytes <= high for low, high in ranges):
+        msg = f"a kernel {verb} {nbytes} bytes at {address:#x}, outside of what it was given"
+        raise IndexError(msg)
+
+
+def _view(fmt: Format, address: int, count: int, writing: bool) -> Any:
+    nbytes = count * fmt.itemsize
+    if nbytes == 0:
+        return np.empty(0, _STORAGE[fmt.name])
+    ranges, verb = (_writable, "writes") if writing else (_readable, "reads")
+    _checked(ranges, address, nbytes, verb)
+    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), _STORAGE[fmt.name])
+
+
+def _compute_type(fmt: Format) -> Any:
+    return np.float64 if fmt.wide else np.float32
+
+
+def lanes(fmt: Format) -> int:
+    """As in `lowering`."""
+    return fmt.lanes
+
+
+def size_of(fmt: Format) -> int:
+    """As in `lowering`."""
+    return fmt.itemsize
+
+
+def load(fmt: Format, address: int) -> Any:
+    """As in `lowering`."""
+    return load_part(fmt, address, fmt.lanes)
+
+
+def load_part(fmt: Format, address: int, count: int) -> Any:
+    """As in `lowering`."""
+    values = np.zeros(fmt.lanes, _compute_type(fmt))
+    count = max(0, min(count, fmt.lanes))
+    values[:count] = hostmem.widen(_view(fmt, address, count, False), fmt.name)
+    return values
+
+
+def store(fmt: Format, address: int, values: Any) -> None:
+    """As in `lowering`."""
+    store_part(fmt, address, values, fmt.lanes)
+
+
+def stream(fmt: Format, address: int, values: Any) -> None:
+    """As in `lowering`: alignment is part of the bargain."""
+    if address % (fmt.itemsize * fmt.lanes):
+        msg = f"a streamed store at {address:#x} is not aligned"
+        raise IndexError(msg)
+    store(fmt, address, values)
+
+
+def store_part(fmt: Format, address: int, values: Any, count: int) -> None:
+    """As in `lowering`."""
+    count = max(0, min(count, fmt.lanes))
+    narrow = hostmem.narrow(values[:count].astype(np.float64), fmt.name)
+    _view(fmt, address, count, True)[:] = narrow
+
+
+def store_wide(address: int, values: Any, count: int) -> None:
+    """As in `lowering`."""
+    nbytes = 8 * count
+    _checked(_writable, address, nbytes, "writes")
+    np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.float64)[:] = values[:count]
+
+
+def splat(fmt: Format, value: float) -> Any:
+    """As in `lowering`."""
+    return np.full(fmt.lanes, value, _compute_type(fmt))
+
+
+def zero(fmt: Format) -> Any:
+    """As in `lowering`."""
+    return np.zeros(fmt.lanes, _compute_type(fmt))
+
+
+def fma(first: Any, second: Any, third: Any) -> Any:
+    """As in `lowering`, rounded twice."""
+    return first * second + third
+
+
+def total(values: Any) -> float:
+    """As in `lowering`."""
+    return np.float64(values.astype(np.float64).sum())
+
+
+def widen(values: Any) -> Any:
+    """As in `lowering`."""
+    return values.astype(np.float64)
+
+
+def read(fmt: Format, address: int) -> float:
+    """As in `lowering`."""
+    view = _view(fmt, address, 1, False)
+    return np.float64(view[0] if fmt.name.startswith("int") else hostmem.widen(view, fmt.name)[0])
+
+
+def write(fmt: Format, address: int, value: float) -> None:
+    """As in `lowering`."""
+    _view(fmt, address, 1, True)[:] = hostmem.narrow(np.array([value], np.float64), fmt.name)
+
+
+def move(fmt: Format, source: int, target: int) -> None:
+    """As in `lowering`."""
+    _view(fmt, target, 1, True)[:] = _view(fmt, source, 1, False)
+
+
+def float_of(bits: int) -> float:
+    """As in `lowering`."""
+    return float(np.array([bits], np.int64).view(np.float64)[0])
+
+
+def call_task(
+    function: Any, params: Any, addresses: Any, workspace: int, argument: int, index: int
+) -> int:
+    """The function itself stands where its address would be."""
+    status: int = function(params, addresses, workspace, argument, index)
+    return status
+
+
+def add_atomic(address: int, amount: int) -> int:
+    """Without the compiler there is one thread and no shared counters."""
+    raise NotImplementedError
+
+
+def prefetch(address: int) -> None:
+    """Nothing to ask for."""
+
+
+def fence() -> None:
+    """Nothing to wait for."""
+
+
+def pause(give_way: bool) -> None:
+    """Nobody to wait for."""

@@ -1,0 +1,41 @@
+"""Runs the phases of a parameter block: alone, or together with other threads doing the same.
+
+Every thread that calls ``drive`` with one ``sync`` block takes tasks until none is left, and waits
+only for tasks that another has begun. A thread that comes late, even after the caller has gone,
+finds everything taken and touches nothing else. Without ``sync`` the calling thread does it all.
+"""
+
+from normgrad.backends.cpu import slots
+from normgrad.backends.cpu.vector import add_atomic, call_task, pause
+
+# Two counters for each phase, a cache line apart from the next phase's.
+SYNC_STRIDE = 64
+SYNC_BYTES = SYNC_STRIDE * slots.MAX_PHASES
+# How often to look before giving the core away: about 2 us.
+_LOOKS = 64
+
+
+def drive(params, addresses, workspace, sync):
+    """All phases, each after the one before it. Returns 0."""
+    status = 0
+    for phase in range(params[slots.PHASES]):
+        at = slots.TABLE + phase * slots.PER_PHASE
+        function = params[at]
+        tasks = params[at + 1]
+        argument = params[at + 2]
+        if sync == 0:
+            for task in range(tasks):
+                status |= call_task(function, params, addresses, workspace, argument, task)
+            continue
+        taken = sync + phase * SYNC_STRIDE
+        done = taken + 8
+        task = add_atomic(taken, 1)
+        while task < tasks:
+            status |= call_task(function, params, addresses, workspace, argument, task)
+            add_atomic(done, 1)
+            task = add_atomic(taken, 1)
+        looks = 0
+        while add_atomic(done, 0) < tasks:
+            looks += 1
+            pause(looks > _LOOKS)
+    return status

@@ -1,0 +1,84 @@
+"""Runs parameter blocks through the one compiled entry, from Python with helping threads."""
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from normgrad import hostmem
+from normgrad.backends.cpu import driver, jit, pool, tasks
+from normgrad.backends.cpu.program import Config
+from normgrad.spec import ROLES
+
+if TYPE_CHECKING:
+    from normgrad.plan import Plan
+
+# Below this many elements (about 20 us of work) waking a helper costs more than it gives.
+PARALLEL_ELEMENTS = 65536
+
+_Addresses = ctypes.c_int64 * len(ROLES)
+_Sync = ctypes.c_int64 * (driver.SYNC_BYTES // 8)
+_Entry = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
+)
+
+
+def entry_address() -> int:
+    """The C address of ``int32_t run(params, addresses, workspace, sync)``.
+
+    ``params`` is the address of a plan's ``config.block``, ``addresses`` points to one for each of
+    ``ROLES`` (0 where there is none), ``workspace`` to the plan's bytes at a multiple of 64. With a
+    null ``sync`` the calling thread does all the work: no Python, no lock, no other thread.
+    """
+    return int(tasks.compiled_driver().address)
+
+
+@functools.cache
+def _entry() -> Callable[..., int]:
+    return _Entry(entry_address())
+
+
+def run(plan: "Plan", addresses: Sequence[int | None], workspace: int | None) -> None:
+    """Compute a plan of this backend."""
+    config = plan.config
+    assert isinstance(config, Config)
+    owner = None
+    if plan.workspace_bytes and not workspace:
+        owner = np.empty(plan.workspace_bytes + 64, np.uint8)
+        workspace = -(-owner.ctypes.data // 64) * 64
+    if not jit.ENABLED:
+        _interpret(plan, config, addresses, workspace or 0)
+        return
+    given = _Addresses(*[address or 0 for address in addresses])
+    if config.elements < PARALLEL_ELEMENTS or (threads := _threads(config)) <= 1:
+        _entry()(config.block, given, workspace or 0, None)
+    else:
+        job = (config.block, given, workspace or 0, _Sync())
+        pool.POOL.run(_entry(), job, threads - 1)
+    del owner
+
+
+def _threads(config: Config) -> int:
+    return min(pool.thread_count(), -(-config.elements // (PARALLEL_ELEMENTS // 2)))
+
+
+def _interpret(
+    plan: "Plan", config: Config, addresses: Sequence[int | None], workspace: int
+) -> None:
+    """Without the compiler: the same kernels as plain Python, every access checked."""
+    from normgrad.backends.cpu.checked import memory
+
+    spec = plan.spec
+    scratch = (workspace, workspace + plan.workspace_bytes)
+    readable, writable = [scratch], [scratch]
+    for role in (*spec.operands, *spec.wanted):
+        tensor: Any = spec.tensor(role)
+        address = addresses[ROLES.index(role)]
+        if tensor.size and address is not None:
+            low, high = hostmem.byte_range(tensor)
+            kind = writable if role in spec.wanted else readable
+            kind.append((address + low, address + high))
+    with memory(readable, writable), np.errstate(all="ignore"):
+        driver.drive(config.block, [address or 0 for address in addresses], workspace, 0)

@@ -1,0 +1,36 @@
+"""The storage formats of data, as values that kernels are specialized on."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How numbers lie in memory and in which vectors they are computed with.
+
+    To Numba each instance is a type of its own, so a kernel that takes one is compiled for it.
+    """
+
+    name: str
+    code: int  # how parameter blocks spell it
+    itemsize: int
+    lanes: int  # elements of a compute vector: 64 bytes of the compute type
+    wide: bool  # computed in float64
+
+
+F16: Final = Format("float16", 0, 2, 16, wide=False)
+BF16: Final = Format("bfloat16", 1, 2, 16, wide=False)
+F32: Final = Format("float32", 2, 4, 16, wide=False)
+F64: Final = Format("float64", 3, 8, 8, wide=True)
+
+FORMATS: Final = {fmt.name: fmt for fmt in (F16, BF16, F32, F64)}
+
+# Every element type that a parameter block may name; the integers are counts.
+CODES: Final = {**{name: fmt.code for name, fmt in FORMATS.items()}, "int32": 4, "int64": 5}
+ABSENT: Final = -1
+
+# Counts, read one at a time only.
+I32: Final = Format("int32", 4, 4, 0, wide=False)
+I64: Final = Format("int64", 5, 8, 0, wide=False)
+# Bits that are only moved.
+I16: Final = Format("int16", 6, 2, 0, wide=False)

@@ -1,0 +1,81 @@
+"""The one compilation policy: flags, the disk cache, and what replaces it without a compiler."""
+
+import functools
+import hashlib
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numba
+from numba import types
+
+# Without the compiler kernels run as plain Python on checked memory (see `checked`).
+ENABLED: Final = not numba.config.DISABLE_JIT
+
+# Sums are blocked by hand, so nothing may be reassociated; a product and a sum may become one.
+_FLAGS: Final = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+
+inner = numba.njit(**_FLAGS)
+
+_BLOCK = types.CPointer(types.int64)
+# status = task(params, addresses, workspace, argument, index)
+TASK_SIGNATURE: Final = types.int32(_BLOCK, _BLOCK, types.int64, types.int64, types.int64)
+# status = drive(params, addresses, workspace, sync)
+DRIVER_SIGNATURE: Final = types.int32(_BLOCK, _BLOCK, types.int64, types.int64)
+
+_lock = threading.Lock()
+
+
+def compiled(signature: Any, function: Callable[..., int]) -> Any:
+    """A function with a C address, taken from the disk cache where it is there."""
+    with _lock:  # Numba reads the folder from a global setting, when it is asked to cache
+        folder = cache_folder()
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(folder or "")
+        try:
+            return numba.cfunc(
+                signature, cache=folder is not None, error_model="numpy", fastmath={"contract"}
+            )(function)
+        finally:
+            numba.config.CACHE_DIR = before
+
+
+@functools.cache
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept: the first of three places that can be written.
+
+    The folder's name carries a digest of these sources: another version never reads it.
+    """
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    name = f"normgrad-cpu-{digest.hexdigest()[:16]}"
+    places = []
+    if numba.config.CACHE_DIR:
+        places.append(Path(numba.config.CACHE_DIR))
+    elif (caches := os.environ.get("XDG_CACHE_HOME")) and Path(caches).is_absolute():
+        places.append(Path(caches) / "normgrad")
+    else:
+        places.append(Path(os.path.expanduser("~/.cache")) / "normgrad")  # noqa: PTH111 (no raise)
+    user = getattr(os, "getuid", lambda: "user")()
+    places.append(Path(tempfile.gettempdir()) / f"normgrad-{user}")
+    return next((place / name for place in places if _usable(place / name)), None)
+
+
+def _usable(folder: Path) -> bool:
+    """Whether it is ours and can be written: what lies there will be executed."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        status = folder.stat()
+    except OSError:
+        return False
+    if not hasattr(os, "getuid"):
+        return True
+    foreign = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.getuid() and not foreign

@@ -1,0 +1,101 @@
+"""How the data lie: which kernels read them in place, and which tensors are copied first."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from normgrad.geometry import Geometry, reshaped_strides
+from normgrad.spec import Op, Spec, TensorSpec, row_major
+
+# Contiguous positions, contiguous channels, contiguous rows of layer norm.
+Order = Literal["channels-first", "channels-last", "rows"]
+Strides4 = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """The order that kernels work in, and which tensors must be brought into it by a copy."""
+
+    order: Order
+    dtype: str  # of the data as kernels see them
+    strides: dict[str, Strides4]  # of each tensor as kernels see it, in elements
+    copied: tuple[str, ...]
+
+
+def arrange(spec: Spec, geometry: Geometry, compute: str, roles: tuple[str, ...]) -> Arrangement:
+    """Read in place what lies in the first tensor's order and type, copy the rest."""
+    tensors = {role: tensor for role in roles if (tensor := spec.tensor(role)) is not None}
+    types = {tensor.dtype for tensor in tensors.values()}
+    narrow = len(types) == 1 and (compute == "float32" or types == {"float64"})
+    dtype = types.pop() if narrow else compute
+    seen = {
+        role: reshaped_strides(tensor, geometry.shape) if tensor.dtype == dtype else None
+        for role, tensor in tensors.items()
+    }
+    order = _order(spec, geometry, seen)
+    strides: dict[str, Strides4] = {}
+    copied = []
+    for role, found in seen.items():
+        if found is not None and fits(order, found, geometry):
+            strides[role] = found
+        else:
+            strides[role] = dense(order, geometry)
+            copied.append(role)
+    return Arrangement(order, dtype, strides, tuple(copied))
+
+
+def _order(spec: Spec, geometry: Geometry, seen: dict[str, Strides4 | None]) -> Order:
+    if spec.op is Op.LAYER_NORM:
+        return "rows"
+    # Group norm may read its data as other sizes than those of its shape: then no axis is the
+    # channels', and a copy can only be made in the order of the elements.
+    movable = spec.extents is None or spec.x.shape[:2] == spec.extents[:2]
+    for role in ("x", "dy", "dx"):
+        found = seen.get(role)
+        if found is None:
+            continue
+        if geometry.inner > 1 and fits("channels-first", found, geometry):
+            return "channels-first"
+        if movable and fits("channels-last", found, geometry):
+            return "channels-last"
+    return "channels-first"
+
+
+def fits(order: Order, strides: Strides4, geometry: Geometry) -> bool:
+    """Whether the contiguous axis of an order is contiguous here."""
+    _, by_group, by_channel, by_inner = strides
+    if order == "channels-first":
+        return geometry.inner == 1 or by_inner == 1
+    if geometry.channels > 1 and by_channel != 1:
+        return False
+    return geometry.groups == 1 or by_group == geometry.channels
+
+
+def dense(order: Order, geometry: Geometry) -> Strides4:
+    """Strides of a copy in an order."""
+    if order == "channels-last":
+        columns = geometry.groups * geometry.channels
+        return (geometry.inner * columns, geometry.channels, 1, columns)
+    return row_major(geometry.shape)
+
+
+def copy_axes(spec: Spec, order: Order, tensor: TensorSpec) -> list[tuple[int, int, int]]:
+    """(size, stride of the tensor, stride of its dense copy) from the slowest axis, merged."""
+    if order == "channels-last":
+        channel = 1 if spec.op is Op.GROUP_NORM else spec.channel_axis
+        tensor = tensor.move_axis(channel, len(tensor.shape) - 1)
+    return merged(tensor)
+
+
+def merged(tensor: TensorSpec) -> list[tuple[int, int, int]]:
+    """A tensor's axes beside those of a row-major copy, as few as can be."""
+    axes: list[tuple[int, int, int]] = []
+    for size, there, here in zip(
+        tensor.shape, tensor.strides, row_major(tensor.shape), strict=True
+    ):
+        if size == 1:
+            continue
+        if axes and axes[-1][1] == size * there and axes[-1][2] == size * here:
+            axes[-1] = (axes[-1][0] * size, there, here)
+        else:
+            axes.append((size, there, here))
+    return axes or [(1, 0, 0)]

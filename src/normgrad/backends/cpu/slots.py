@@ -1,0 +1,85 @@
+"""Where a parameter block holds what. All numbers are 64-bit integers; strides count bytes."""
+
+from typing import Final
+
+# Sizes, in the words of `Geometry`.
+PHASES: Final = 0  # how many phases the table lists
+OUTER: Final = 1
+GROUPS: Final = 2
+CHANNELS: Final = 3
+INNER: Final = 4
+COLUMNS: Final = 5  # groups * channels
+COUNT: Final = 6  # elements that share a statistic
+
+# What is computed.
+BY_ROW: Final = 7  # a statistic belongs to (outer, group), not to a channel
+SUM_DY: Final = 8  # sums of dy are needed
+SUM_XMU: Final = 9  # sums of dy * (x - mean) are needed
+CORRECTION: Final = 10  # one of the three below
+NO_CORRECTION: Final = 0
+OWN_CORRECTION: Final = 1
+GIVEN_CORRECTION: Final = 2
+WRITE_DX: Final = 11
+STREAM_DX: Final = 12  # past the cache
+FROM_VARIANCE: Final = 13
+EPS: Final = 14  # the bits of a float64
+
+# The fixed partition.
+PER_TASK: Final = 15  # slabs or blocks that one task covers
+SLABS: Final = 16
+SEGMENTS: Final = 17  # of one slab
+PIECES: Final = 18  # units that one slab is split into
+PIECE: Final = 19  # elements of a segment in one unit
+GATHERED: Final = 20  # segments in one unit
+BLOCK: Final = 21  # rows of a block
+BLOCKS: Final = 22  # of one sample
+SAMPLES: Final = 23
+ROWS: Final = 24  # of one sample
+RUN: Final = 25  # rows at an even distance
+CHUNK: Final = 26  # columns that one joining task covers
+CHUNKS: Final = 27
+
+# Offsets into the workspace.
+AT_COUNT: Final = 28  # one float64: the joined count
+AT_SUMS: Final = 29  # float64 sums
+AT_PARTS: Final = 30  # partial sums of units or blocks
+AT_COEFFICIENTS: Final = 31
+
+# Data: place, then strides of (outer, group, channel, inner, sample).
+DY: Final = 32
+X: Final = 40
+DX: Final = 48
+BY_OUTER: Final = 1
+BY_GROUP: Final = 2
+BY_CHANNEL: Final = 3
+BY_INNER: Final = 4
+BY_SAMPLE: Final = 5
+
+# Vectors: place, element type, stride, length.
+MEAN: Final = 56
+RSTD: Final = 60
+GAMMA: Final = 64
+SUM_DY_VECTOR: Final = 68
+SUM_XMU_VECTOR: Final = 72
+COUNTER: Final = 76
+DGAMMA: Final = 80
+DBETA: Final = 84
+CODE: Final = 1
+STRIDE: Final = 2
+LENGTH: Final = 3
+
+# The phases: address of the task function, number of tasks, an argument.
+TABLE: Final = 88
+PER_PHASE: Final = 3
+MAX_PHASES: Final = 24
+# Descriptions of copies follow.
+COPIES: Final = TABLE + MAX_PHASES * PER_PHASE
+COPY_FROM: Final = 0  # place
+COPY_FROM_CODE: Final = 1
+COPY_TO: Final = 2
+COPY_TO_CODE: Final = 3
+COPY_RANK: Final = 4
+COPY_ROWS: Final = 5  # the product of all sizes but the last
+COPY_ROWS_PER_TASK: Final = 6
+COPY_AXES: Final = 8  # size, stride there, stride here for each axis
+PER_COPY: Final = COPY_AXES + 3 * 8

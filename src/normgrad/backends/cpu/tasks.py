@@ -1,0 +1,42 @@
+"""Every task that phases are made of, compiled when a plan first needs it."""
+
+import functools
+from typing import Any
+
+from normgrad.backends.cpu import columns, copies, driver, jit, rows, scalar, segments
+from normgrad.backends.cpu.formats import Format
+
+_FACTORIES = {
+    "add_counts": scalar.add_counts,
+    "copies": copies.copies,
+    "slabs": segments.slabs,
+    "units_in": segments.units_in,
+    "units_out": segments.units_out,
+    "join_units": segments.join_units,
+    "spread_means": columns.spread_means,
+    "blocks_in": columns.blocks_in,
+    "blocks_out": columns.blocks_out,
+    "join_blocks": columns.join_blocks,
+    "join_samples": columns.join_samples,
+    "rows": rows.rows,
+    "spread_gamma": rows.spread_gamma,
+    "join_rows": rows.join_rows,
+}
+
+
+@functools.cache
+def _task(name: str, formats: tuple[Format, ...]) -> Any:
+    function = _FACTORIES[name](*formats)
+    return jit.compiled(jit.TASK_SIGNATURE, function) if jit.ENABLED else function
+
+
+def address(name: str, *formats: Format) -> Any:
+    """What a phase table holds: the task's address, or the function without the compiler."""
+    task = _task(name, formats)
+    return task.address if jit.ENABLED else task
+
+
+@functools.cache
+def compiled_driver() -> Any:
+    """The function that runs a parameter block."""
+    return jit.compiled(jit.DRIVER_SIGNATURE, driver.drive)
