@@ -27,7 +27,7 @@ def link_flags(prefix: Path, *, aclnn: bool = True, infiniop: bool = True) -> li
 
 def write(prefix: Path) -> None:
     """The pkg-config files and the CMake package."""
-    folder = prefix / "lib64" / "pkgconfig"
+    folder = prefix / "lib" / "pkgconfig"
     folder.mkdir(parents=True, exist_ok=True)
     for name, aclnn, infiniop in (
         ("normgrad-capi", True, True),
@@ -45,30 +45,31 @@ Cflags: {" ".join(compile_flags(Path("${prefix}")))}
 Libs: {" ".join(libs)}
 """
         (folder / f"{name}.pc").write_text(text, encoding="utf-8")
-    folder = prefix / "lib64" / "cmake" / _CMAKE
+    folder = prefix / "lib" / "cmake" / _CMAKE
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{_CMAKE}-config.cmake").write_text(_CONFIG, encoding="utf-8")
+    config = _CONFIG.replace("@ACLNN@", " ".join(ACLNN)).replace("@INFINIOP@", " ".join(INFINIOP))
+    (folder / f"{_CMAKE}-config.cmake").write_text(config, encoding="utf-8")
     version = _VERSION.replace("@VERSION@", normgrad.__version__)
     (folder / f"{_CMAKE}-config-version.cmake").write_text(version, encoding="utf-8")
 
 
-# Interface targets: a program keeps the names of the libraries that it was linked with.
+# By name, not by path: a program keeps the names of the libraries that it was linked with. CMake
+# looks for packages under lib on every system, under lib64 on some.
 _CONFIG = """\
 get_filename_component(_normgrad "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+set(_normgrad_aclnn lib64 @ACLNN@)
+set(_normgrad_infiniop lib @INFINIOP@)
 foreach(_part aclnn infiniop)
   if(NOT TARGET normgrad::${_part})
+    list(POP_FRONT _normgrad_${_part} _folder)
     add_library(normgrad::${_part} INTERFACE IMPORTED)
-    set_property(TARGET normgrad::${_part} PROPERTY
-      INTERFACE_INCLUDE_DIRECTORIES "${_normgrad}/include")
+    set_target_properties(normgrad::${_part} PROPERTIES
+      INTERFACE_INCLUDE_DIRECTORIES "${_normgrad}/include"
+      INTERFACE_LINK_DIRECTORIES "${_normgrad}/${_folder}"
+      INTERFACE_LINK_OPTIONS "-Wl,-rpath,${_normgrad}/${_folder}"
+      INTERFACE_LINK_LIBRARIES "${_normgrad_${_part}}")
   endif()
 endforeach()
-set_property(TARGET normgrad::aclnn PROPERTY INTERFACE_LINK_LIBRARIES
-  "${_normgrad}/lib64/libascendcl.so;${_normgrad}/lib64/libnnopbase.so;\
-${_normgrad}/lib64/libopapi_nn.so")
-set_property(TARGET normgrad::infiniop PROPERTY INTERFACE_LINK_LIBRARIES
-  "${_normgrad}/lib/libinfiniop.so;${_normgrad}/lib/libinfinirt.so")
-unset(_normgrad)
-unset(_part)
 """
 
 _VERSION = """\

@@ -87,8 +87,11 @@ __attribute__((format(printf, 1, 2))) static int fail(const char* format, ...)
 static int other_python(struct dl_phdr_info* info, size_t size, void* found)
 {
     (void)size;
-    const char* name = info->dlpi_name ? strstr(info->dlpi_name, "libpython") : NULL;
-    if (!name || strncmp(name, "libpython" NORMGRAD_PYTHON, strlen("libpython" NORMGRAD_PYTHON)) == 0)
+    static const char ours[] = "libpython" NORMGRAD_PYTHON ".";
+    const char* path = info->dlpi_name ? info->dlpi_name : "";
+    const char* slash = strrchr(path, '/');
+    const char* name = slash ? slash + 1 : path;
+    if (strncmp(name, "libpython3.", 11) != 0 || strncmp(name, ours, sizeof ours - 1) == 0)
         return 0;
     snprintf(found, 256, "%s", info->dlpi_name);
     return 1;
