@@ -46,6 +46,9 @@ class Kind(Protocol):
     def copy(self, target: Array, source: Array) -> None:
         """Write one array into another of the same shape and kind."""
 
+    def written(self, array: Array) -> None:
+        """Take note that a caller's array has new values."""
+
     def stream(self, device: str) -> int:
         """The caller's current stream."""
 
@@ -62,6 +65,8 @@ def kind_of(array: Array, name: str) -> Kind:
 
 @functools.cache
 def _kind_of_type(cls: type) -> Kind | None:
+    if issubclass(cls, np.ma.MaskedArray):  # its mask would be lost without a word
+        return None
     if issubclass(cls, np.ndarray):
         return NumpyKind()
     torch = sys.modules.get("torch")
@@ -74,8 +79,17 @@ def _kind_of_type(cls: type) -> Kind | None:
     return None
 
 
+@functools.cache
 def _numpy_dtype(dtype: "np.dtype[Any]") -> str:
     return str(dtype.name) if dtype.isnative else str(dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _in_elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    """Byte strides counted in elements; None where one is no multiple of the element."""
+    if itemsize == 0 or any(step % itemsize for step in strides):
+        return None
+    return tuple(step // itemsize for step in strides)
 
 
 class NumpyKind:
@@ -83,26 +97,22 @@ class NumpyKind:
 
     def view(self, array: Array, name: str) -> View:
         """In place, except for memory that is not aligned to its elements."""
-        itemsize = array.itemsize
-        if not array.flags.aligned or any(step % itemsize for step in array.strides):
-            array = np.array(array, order="C")
-        return self._view(array)
+        strides = _in_elements(array.strides, array.itemsize)
+        if strides is None or not array.flags.aligned:
+            array = np.array(array, order="C", subok=False)
+            strides = _in_elements(array.strides, array.itemsize) or (0,) * array.ndim
+        tensor = TensorSpec(array.shape, strides, _numpy_dtype(array.dtype))
+        return View(tensor, array.__array_interface__["data"][0], "cpu", array)
 
     def result_view(self, array: Array, name: str) -> View:
         """Writable and aligned arrays only."""
         if not array.flags.writeable:
             raise ArrayTypeError(name, "must be writable", "a read-only array")
-        if not array.flags.aligned or any(step % array.itemsize for step in array.strides):
+        if not array.flags.aligned or _in_elements(array.strides, array.itemsize) is None:
             raise ArrayTypeError(
                 name, "must be aligned to its elements", f"strides {array.strides} in bytes"
             )
-        return self._view(array)
-
-    def _view(self, array: Array) -> View:
-        itemsize = array.itemsize
-        strides = tuple(step // itemsize for step in array.strides)
-        tensor = TensorSpec(array.shape, strides, _numpy_dtype(array.dtype))
-        return View(tensor, array.__array_interface__["data"][0], "cpu", array)
+        return self.view(array, name)
 
     def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:
         """A dense NumPy array with the strides asked for."""
@@ -121,6 +131,9 @@ class NumpyKind:
     def copy(self, target: Array, source: Array) -> None:
         """NumPy's own copy."""
         target[...] = source
+
+    def written(self, array: Array) -> None:
+        """NumPy keeps no record."""
 
     def stream(self, device: str) -> int:
         """The host has none."""
@@ -141,9 +154,18 @@ def _numpy_type(dtype: str) -> "np.dtype[Any]":
 
 def dense_numpy(tensor: TensorSpec, dtype: "np.dtype[Any]") -> Array:
     """An uninitialized array whose axes lie in memory in the order of the strides asked for."""
-    order = sorted(range(len(tensor.shape)), key=lambda axis: (-tensor.strides[axis], axis))
+    order = _slowest_first(tensor.strides)
+    if order is None:
+        return np.empty(tensor.shape, dtype)
     array = np.empty([tensor.shape[axis] for axis in order], dtype)
     return array.transpose(np.argsort(order))
+
+
+@functools.lru_cache(maxsize=4096)
+def _slowest_first(strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The axes by falling stride; None where that is their own order."""
+    order = tuple(sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis)))
+    return None if order == tuple(range(len(strides))) else order
 
 
 class DlpackKind(NumpyKind):
@@ -154,10 +176,13 @@ class DlpackKind(NumpyKind):
 
     def view(self, array: Array, name: str) -> View:
         """In place."""
-        device_type, device_id = dlpack.device_of(array)
+        device_type, device_id = dlpack.device_of(array, name)
         if device_type == dlpack.CUDA:
-            import torch
-
+            try:
+                import torch
+            except ImportError as error:
+                rule = "must be on the CPU where torch is not installed"
+                raise DeviceError(name, rule, "an array on an NVIDIA GPU") from error
             tensor = torch.utils.dlpack.from_dlpack(array)
             return kind_of(tensor, name).view(tensor, name)
         if device_type not in dlpack.HOST:
@@ -169,7 +194,7 @@ class DlpackKind(NumpyKind):
     def result_view(self, array: Array, name: str) -> View:
         """Memory whose producer says that it may be written."""
         view = self.view(array, name)
-        if view.device == "cpu" and not dlpack.read(array, name)[3]:
+        if not dlpack.read(array, name)[3]:
             rule = "must be writable (its producer does not say so through DLPack 1.0)"
             raise ArrayTypeError(name, rule, f"a {type(array).__name__}")
         return view
@@ -182,6 +207,7 @@ class DlpackKind(NumpyKind):
             return TorchKind().empty(tensor, device, like)
         array = dense_numpy(tensor, hostmem.STORAGE[tensor.dtype])
         address = array.__array_interface__["data"][0]
+        _consumer(like)  # a producer that takes nothing back is an error before any work
         return dlpack.Exporter(tensor, address, array), address
 
     def finish(self, array: Array, like: Array) -> Array:

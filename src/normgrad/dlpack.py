@@ -82,10 +82,13 @@ _new_capsule = ctypes.PYFUNCTYPE(
 )(("PyCapsule_New", ctypes.pythonapi))
 
 
-def device_of(array: Any) -> tuple[int, int]:
+def device_of(array: Any, name: str) -> tuple[int, int]:
     """DLPack's device type and number."""
-    device_type, device_id = array.__dlpack_device__()
-    return int(device_type), int(device_id)
+    try:
+        device_type, device_id = array.__dlpack_device__()
+        return int(device_type), int(device_id)
+    except Exception as error:
+        raise _unreadable(array, name, error) from error
 
 
 def read(array: Any, name: str) -> tuple[TensorSpec, int, object, bool]:
@@ -95,9 +98,12 @@ def read(array: Any, name: str) -> tuple[TensorSpec, int, object, bool]:
     it may be written.
     """
     try:
-        capsule = array.__dlpack__(max_version=(1, 0))
-    except TypeError:  # a producer from before version 1.0
-        capsule = array.__dlpack__()
+        try:
+            capsule = array.__dlpack__(max_version=(1, 0))
+        except TypeError:  # a producer from before version 1.0
+            capsule = array.__dlpack__()
+    except Exception as error:
+        raise _unreadable(array, name, error) from error
     writable = False
     if _is_valid(capsule, b"dltensor_versioned"):
         address = _get_pointer(capsule, b"dltensor_versioned")
@@ -116,6 +122,11 @@ def read(array: Any, name: str) -> tuple[TensorSpec, int, object, bool]:
         view = TensorSpec.contiguous(shape, dtype)
     # The capsule still owns the memory: nobody consumed it, so its destructor frees it.
     return view, (tensor.data or 0) + tensor.byte_offset, capsule, writable
+
+
+def _unreadable(array: Any, name: str, error: Exception) -> ArrayTypeError:
+    got = f"a {type(array).__name__} that says {type(error).__name__}: {error}"
+    return ArrayTypeError(name, "must be readable through DLPack", got)
 
 
 def _dtype_name(dtype: Any) -> str:

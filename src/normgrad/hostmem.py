@@ -1,6 +1,7 @@
 """Host memory by address: NumPy views over it, and exact rounding into each type."""
 
 import ctypes
+import functools
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ STORAGE: "dict[str, np.dtype[Any]]" = {
 }
 
 
+@functools.lru_cache(maxsize=4096)
 def byte_range(tensor: TensorSpec) -> tuple[int, int]:
     """The bytes a view covers, first and one past the last, relative to its first element."""
     if tensor.size == 0:
@@ -45,9 +47,10 @@ def view(address: int | None, tensor: TensorSpec) -> NDArray[np.generic]:
 
 def widen(array: NDArray[np.generic], dtype: str) -> NDArray[np.float64]:
     """The values as float64: exact from every type."""
-    if dtype == "bfloat16":
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        if dtype == "bfloat16":
+            return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return array.astype(np.float64)
 
 
 def narrow(values: NDArray[np.float64], dtype: str) -> NDArray[np.generic]:

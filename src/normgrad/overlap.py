@@ -21,17 +21,25 @@ def needs_bounce(
     it is written. Two results over each other cannot both be right: that is an error.
     """
     bounce = set()
-    listed = list(results.items())
-    for index, (role, result) in enumerate(listed):
-        for other_role, other in listed[:index]:
-            if _share(result, other):
+    written = [(role, view, *_extent(view)) for role, view in results.items()]
+    under = [(role, view, *_extent(view)) for role, view in operands.items()]
+    for index, (role, result, low, high) in enumerate(written):
+        for other_role, other, other_low, other_high in written[:index]:
+            if low < other_high and other_low < high and _share(result, other):
                 rule = f"must not share memory with {{{other_role}}}"
                 raise OverlapError(role, rule, f"address {result.address:#x}", names)
-        for other_role, operand in operands.items():
+        for other_role, operand, other_low, other_high in under:
+            if not (low < other_high and other_low < high):  # nearly always, and cheap to see
+                continue
             in_place = role == "dx" and other_role in ("x", "dy") and _same(result, operand)
             if not in_place and _share(result, operand):
                 bounce.add(role)
     return bounce
+
+
+def _extent(view: View) -> tuple[int, int]:
+    low, high = hostmem.byte_range(view.tensor)
+    return view.address + low, view.address + high
 
 
 def _same(first: View, second: View) -> bool:
@@ -39,14 +47,7 @@ def _same(first: View, second: View) -> bool:
 
 
 def _share(first: View, second: View) -> bool:
-    if first.tensor.size == 0 or second.tensor.size == 0 or first.device != second.device:
-        return False
-    low, high = hostmem.byte_range(first.tensor)
-    other_low, other_high = hostmem.byte_range(second.tensor)
-    if (
-        first.address + high <= second.address + other_low
-        or second.address + other_high <= first.address + low
-    ):
+    if first.device != second.device:
         return False
     try:
         # Only the addresses are looked at: device memory is never touched.

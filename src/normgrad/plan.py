@@ -26,6 +26,7 @@ class Plan:
     backend: "backends.Backend" = field(repr=False)
     config: object  # what the backend decided; frozen and printable
     workspace_bytes: int
+    idle: bool  # no result is wanted
 
     def run(
         self, addresses: Sequence[int | None], workspace: int | None = None, stream: int = 0
@@ -34,7 +35,7 @@ class Plan:
 
         ``dx`` may be the very view of ``x`` or ``dy``; no other operand may overlap a result.
         """
-        if self.spec.wanted:
+        if not self.idle:
             self.backend.run(self, addresses, workspace, stream)
 
     def compiled(self) -> Compiled | None:
@@ -73,6 +74,6 @@ def _make_plan(spec: Spec, backend: str | None) -> Plan:
         reason = chosen.unavailable() or chosen.refuses(spec, geometry)
         if reason is None:
             config, workspace_bytes = chosen.configure(spec, geometry, compute)
-            return Plan(spec, geometry, compute, chosen, config, workspace_bytes)
+            return Plan(spec, geometry, compute, chosen, config, workspace_bytes, not spec.wanted)
         reasons[name] = reason
     raise BackendError(f"{spec.op} on {spec.device}", reasons)

@@ -3,9 +3,10 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self, get_args
 
 StatisticKind = Literal["invstd", "variance"]
+STATISTIC_KINDS: Final[tuple[str, ...]] = get_args(StatisticKind)
 
 
 class Op(StrEnum):
@@ -143,17 +144,19 @@ def dense_like(tensor: TensorSpec) -> TensorSpec:
     gaps and with positive strides; axes of stride 0 come out as the slowest ones do in row-major
     order.
     """
-    order = sorted(
-        range(len(tensor.shape)),
-        key=lambda axis: (abs(tensor.strides[axis]) * (tensor.shape[axis] > 1), -axis),
-    )
-    if any(
-        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.strides, strict=True)
-    ):
+    axes = sorted(range(len(tensor.shape)), key=lambda axis: (abs(tensor.strides[axis]), -axis))
+    if any(tensor.strides[axis] == 0 and tensor.shape[axis] > 1 for axis in axes):
         return TensorSpec.contiguous(tensor.shape, tensor.dtype)
     strides = [0] * len(tensor.shape)
     step = 1
-    for axis in order:
+    for axis in axes:
         strides[axis] = step
         step *= max(tensor.shape[axis], 1)
+    # What is dense already keeps every stride, those of axes of size 1 too: torch reads the
+    # memory format from them.
+    if all(
+        stride == own or (size == 1 and own > 0)
+        for size, stride, own in zip(tensor.shape, strides, tensor.strides, strict=True)
+    ):
+        return tensor
     return TensorSpec(tensor.shape, tuple(strides), tensor.dtype)

@@ -3,13 +3,15 @@
 The order is fixed: types, options, ranks, shapes of the data, of the vectors, of the results.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from normgrad.dtypes import COUNTS, FLOATS
 from normgrad.errors import ArgumentError, DtypeError, OptionError, OverlapError, ShapeError
-from normgrad.spec import Op, Spec, TensorSpec
+from normgrad.spec import STATISTIC_KINDS, Op, Spec, TensorSpec
 
 MAX_RANK = 8
 MIN_RANK = {
@@ -50,13 +52,25 @@ def public_names(op: Op, training: bool) -> dict[str, str]:
 
 def validate(spec: Spec) -> None:
     """Raise the first broken rule, with the names of the functional API."""
-    try:
+    validate_operands(spec)
+    with _public(spec):
+        _check_results(spec)
+
+
+def validate_operands(spec: Spec) -> None:
+    """The same for all but the results: after it their shapes are known."""
+    with _public(spec):
         _check_given(spec)
         _check_dtypes(spec)
         _check_options(spec)
         _check_data(spec)
         _check_vectors(spec)
-        _check_results(spec)
+
+
+@contextlib.contextmanager
+def _public(spec: Spec) -> Iterator[None]:
+    try:
+        yield
     except ArgumentError as error:
         error.names = public_names(spec.op, spec.training)
         raise
@@ -79,8 +93,9 @@ def _check_dtypes(spec: Spec) -> None:
 def _check_options(spec: Spec) -> None:
     if not (math.isfinite(spec.eps) and spec.eps >= 0):
         raise OptionError("eps", "must be finite and not negative", spec.eps)
-    if spec.rstd_is not in ("invstd", "variance"):
-        raise OptionError("save_invstd_is", "must be 'invstd' or 'variance'", repr(spec.rstd_is))
+    if spec.rstd_is not in STATISTIC_KINDS:
+        rule = f"must be one of {', '.join(STATISTIC_KINDS)}"
+        raise OptionError("save_invstd_is", rule, spec.rstd_is)
     if spec.op is Op.LAYER_NORM and not spec.normalized_shape:
         raise OptionError("normalized_shape", "must have at least one axis", spec.normalized_shape)
     if spec.op is Op.GROUP_NORM and spec.num_groups <= 0:
@@ -97,8 +112,8 @@ def _check_data(spec: Spec) -> None:
     if spec.counter is not None and len(spec.counter.shape) > MAX_RANK:
         got = f"shape {spec.counter.shape}"
         raise ShapeError("counter", f"must have at most {MAX_RANK} axes", got)
-    if spec.op not in (Op.LAYER_NORM, Op.GROUP_NORM):
-        _check_channel_axis(spec, rank)
+    if not spec.extents and spec.op is not Op.LAYER_NORM:
+        _check_channel_axis(spec)
     if spec.extents:
         expected = math.prod(spec.extents)
         for role, tensor in (("dy", spec.dy), ("x", spec.x)):
@@ -116,15 +131,15 @@ def _check_data(spec: Spec) -> None:
         if channels % spec.num_groups:
             rule = f"must divide the number of channels, {channels}"
             raise OptionError("num_groups", rule, spec.num_groups)
-    if "dx" in spec.wanted:
+    if spec.dx is not None:  # it belongs to the data: looked at before the vectors
         _check_result(spec, "dx")
 
 
-def _check_channel_axis(spec: Spec, rank: int) -> None:
-    if not 0 <= spec.channel_axis < rank:
+def _check_channel_axis(spec: Spec) -> None:
+    if not 0 <= spec.channel_axis < len(spec.x.shape):
         rule = f"must be an axis of {{x}}, whose shape is {spec.x.shape}"
         raise OptionError("channel_axis", rule, spec.channel_axis)
-    # The element stage has a sum for each channel: none at all is a mistake of the caller.
+    # With no channels the sums of the element stage belong to nothing: its contract says error.
     if spec.op is Op.BATCH_NORM_ELEMT and spec.x.shape[spec.channel_axis] == 0:
         raise ShapeError("x", "must have at least one channel", f"shape {spec.x.shape}")
 
@@ -137,11 +152,8 @@ def _check_vectors(spec: Spec) -> None:
         parameters = [("gamma", spec.gamma), *spec.unread]
         for role, tensor in parameters:
             if tensor is not None and tensor.shape != expected:
-                raise ShapeError(
-                    role,
-                    f"must have the shape {expected} of {{normalized_shape}}",
-                    f"{tensor.shape}",
-                )
+                rule = f"must have the shape {expected} of {{normalized_shape}}"
+                raise ShapeError(role, rule, f"shape {tensor.shape}")
         return
     if spec.op is Op.GROUP_NORM:
         samples, channels = (spec.extents or spec.x.shape)[:2]
@@ -170,7 +182,7 @@ def _check_statistics(spec: Spec, expected: int, wording: str) -> None:
         _check_size(role, tensor, expected, wording)
     assert spec.mean is not None
     assert spec.rstd is not None
-    if spec.op is Op.LAYER_NORM and spec.mean.shape != spec.rstd.shape:
+    if spec.extents is None and spec.mean.shape != spec.rstd.shape:
         rule = f"must have the shape of {{mean}}, {spec.mean.shape}"
         raise ShapeError("rstd", rule, f"shape {spec.rstd.shape}")
 

@@ -1,7 +1,6 @@
 """The two stages that every operator shares, and the executor between them."""
 
 import functools
-import operator
 import threading
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +22,8 @@ from normgrad.aclnn.status import (
 )
 from normgrad.aclnn.tensors import TensorKind, aclBoolArray, aclTensor, living
 from normgrad.device import memory
-from normgrad.device.launch import SLOT, Arrangement, Launch, Span
+from normgrad.device.failures import whole
+from normgrad.device.launch import SLOT, Arrangement, Launch, Placed
 from normgrad.device.memory import OwnershipError
 from normgrad.errors import ArgumentError, BackendError
 from normgrad.plan import make_plan
@@ -88,38 +88,53 @@ def stage_one(
     mask: Any = NO_MASK,
 ) -> StageOneAnswer:
     """Nulls, product, rules, plan, memory: in this order."""
-    for name, value in zip(page.tensors, tensors, strict=True):
-        if value is None and name in page.required:
-            fail(NULLPTR, f"{name} must not be null")
+    require(page, tensors)
     bits = _bits(mask)
-    outputs = page.outputs
-    kinds: list[TensorKind | None] = []
-    for name, value in zip(page.tensors, tensors, strict=True):
-        if mask is not NO_MASK and name in outputs:
-            place = outputs.index(name)
-            if place >= len(bits) or not bits[place]:
-                kinds.append(None)
-                continue
-            if value is None:
-                fail(NULLPTR, f"{name} must not be null where outputMask[{place}] is true")
-        kinds.append(None if value is None else living(value, name, aclTensor).kind)
+    if mask is not NO_MASK:
+        tensors = _requested(page, tensors, bits)
     current = settings()
     if page.name not in current.product.operators:
         fail(NO_KERNEL, f"{current.product.title} has no {page.name}")
+    kinds: list[TensorKind | None] = [
+        None if value is None else living(value, name, aclTensor).kind
+        for name, value in zip(page.tensors, tensors, strict=True)
+    ]
     decision = _decide(page, current.product, current.saved, tuple(kinds), bits, options)
-    spans: list[Span | None] = [None] * len(ROLES)
+    placed: list[Placed | None] = [None] * len(ROLES)
     used = []
     for slot, place, name in decision.slots:
         tensor = tensors[place]
         _check_memory(name, tensor)
-        spans[slot] = Span(tensor.address, tensor.low, tensor.high)
+        placed[slot] = tensor
         used.append((name, tensor))
     try:
-        launch = decision.arrangement.bind(spans)
+        launch = decision.arrangement.bind(placed)
     except ArgumentError as error:
         fail(INVALID, error.render(decision.arrangement.names))
-    executor = aclOpExecutor(page.name, launch, tuple(used))
+    try:
+        executor = aclOpExecutor(page.name, launch, tuple(used))
+    except (ImportError, RuntimeError, ValueError) as error:  # the device cannot be reached
+        fail(Status.ACLNN_ERR_INNER_CREATE_EXECUTOR, f"no executor for {page.name}: {error}")
     return ACL_SUCCESS, executor.workspace_bytes, executor
+
+
+def require(page: Operator, tensors: tuple[Any, ...]) -> None:
+    """161001 for the first tensor that is null and must not be."""
+    for name, value in zip(page.tensors, tensors, strict=True):
+        if value is None and name in page.required:
+            fail(NULLPTR, f"{name} must not be null")
+
+
+def _requested(page: Operator, tensors: tuple[Any, ...], bits: tuple[bool, ...]) -> tuple[Any, ...]:
+    """The tensors without the outputs that are masked off; the others must not be null."""
+    first = len(tensors) - len(page.outputs)  # outputs are the last arguments
+    kept = list(tensors)
+    for place, name in enumerate(page.outputs):
+        if place >= len(bits) or not bits[place]:
+            kept[first + place] = None
+        elif kept[first + place] is None:
+            fail(NULLPTR, f"{name} must not be null where outputMask[{place}] is true")
+    return tuple(kept)
 
 
 def _bits(mask: Any) -> tuple[bool, ...]:
@@ -189,8 +204,8 @@ def stage_two(name: str, workspace: Any, workspaceSize: Any, executor: Any, stre
     _check_usable(executor)
     if executor.name != name:
         fail(INVALID, f"executor must be one of {name}, got one of {executor.name}")
-    size = _whole("workspaceSize", workspaceSize)
-    base = 0 if workspace is None else _whole("workspace", workspace)
+    size = whole(INVALID, "workspaceSize", workspaceSize)
+    base = 0 if workspace is None else whole(INVALID, "workspace", workspace)
     if size > 0 and not base:
         fail(NULLPTR, f"workspace must not be null for workspaceSize {size}")
     if size < executor.workspace_bytes:
@@ -208,8 +223,14 @@ def stage_two(name: str, workspace: Any, workspaceSize: Any, executor: Any, stre
         held = executor.tensors  # callers' arrays live until the work is done
         if not executor.repeatable:
             executor.end("spent")
-    launch.run(executor.memory, base or None, number)
-    del held
+    try:
+        launch.run(executor.memory, base or None, number)
+    except RuntimeError as error:
+        if executor.memory.device == "cpu":
+            raise
+        fail(RUNTIME, f"{executor.memory.device} failed: {error}")
+    finally:
+        del held
     return ACL_SUCCESS
 
 
@@ -235,13 +256,6 @@ def _check_again(executor: aclOpExecutor, workspace: int) -> None:
             memory.DEVICE.require(workspace, workspace + executor.workspace_bytes)
         except OwnershipError as fault:
             fail(RUNTIME, f"workspace must lie in live device memory: {fault}")
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        fail(INVALID, f"{name} must be an integer, got a {type(value).__name__}")
 
 
 @operator_status

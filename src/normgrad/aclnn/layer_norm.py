@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from normgrad.aclnn.constants import DTYPE_BYTES, dtype_name
-from normgrad.aclnn.executor import StageOneAnswer, no_stage_one, stage_one, stage_two
+from normgrad.aclnn.executor import StageOneAnswer, no_stage_one, require, stage_one, stage_two
 from normgrad.aclnn.products import LAYER_NORM, SAME_OR_FLOAT
 from normgrad.aclnn.rules import Call, Operator, floats, mask_has_three, one_of, same_type
 from normgrad.aclnn.status import (
@@ -116,25 +116,24 @@ def aclnnLayerNormBackwardGetWorkspaceSize(
     gradBiasOut: aclTensor | None,
 ) -> StageOneAnswer:
     """Stage 1: status, size of the workspace in bytes, executor."""
+    tensors = (
+        gradOut,
+        input,
+        mean,
+        rstd,
+        weightOptional,
+        biasOptional,
+        gradInputOut,
+        gradWeightOut,
+        gradBiasOut,
+    )
+    require(PAGE, tensors)
     if normalizedShape is None:
         fail(NULLPTR, "normalizedShape must not be null")
+    if outputMask is None:
+        fail(NULLPTR, "outputMask must not be null")
     sizes = living(normalizedShape, "normalizedShape", aclIntArray).values
-    return stage_one(
-        PAGE,
-        (
-            gradOut,
-            input,
-            mean,
-            rstd,
-            weightOptional,
-            biasOptional,
-            gradInputOut,
-            gradWeightOut,
-            gradBiasOut,
-        ),
-        sizes,
-        outputMask,
-    )
+    return stage_one(PAGE, tensors, sizes, outputMask)
 
 
 @operator_status

@@ -1,6 +1,5 @@
 """The runtime's memory functions, over allocations that have an owner."""
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from normgrad.aclnn.status import (
     runtime_status,
 )
 from normgrad.device import memory, memory_of
+from normgrad.device.failures import whole
 from normgrad.device.memory import OwnershipError
 
 Pointer = int | None
@@ -94,7 +94,7 @@ def aclrtMemset(devPtr: Pointer, maxCount: int, value: int, count: int) -> Statu
         return ACL_SUCCESS
     address = _device_side("devPtr", devPtr, nbytes)
     place = current_memory()
-    place.fill(address, operator.index(value), nbytes, 0)
+    place.fill(address, whole(BAD_PARAM, "value", value), nbytes, 0)
     place.synchronize(0)
     return ACL_SUCCESS
 
@@ -149,15 +149,10 @@ def _host_side(name: str, buffer: HostBuffer, nbytes: int, *, written: bool) -> 
             if memory.DEVICE.find(address) is not None:
                 fail(BAD_PARAM, f"{name} must be host memory as kind says, got device memory")
         return address
-    if not isinstance(buffer, np.ndarray):
-        buffer = np.frombuffer(buffer, np.uint8)
-    if not buffer.flags.c_contiguous:
-        fail(BAD_PARAM, f"{name} must be contiguous, got strides {buffer.strides}")
-    if written and not buffer.flags.writeable:
-        fail(BAD_PARAM, f"{name} must be writable, got read-only memory")
-    if nbytes > buffer.nbytes:
-        fail(BAD_PARAM, f"{name} must have {nbytes} bytes, got {buffer.nbytes}")
-    return int(buffer.__array_interface__["data"][0])
+    try:
+        return memory.host_address(name, buffer, nbytes, written=written)
+    except OwnershipError as error:
+        fail(BAD_PARAM, str(error))
 
 
 def _require(
@@ -172,10 +167,7 @@ def _require(
 def _address(name: str, pointer: Any) -> int:
     if pointer is None or (isinstance(pointer, int) and pointer == 0):
         fail(BAD_PARAM, f"{name} must not be null")
-    try:
-        return operator.index(pointer)
-    except TypeError:
-        fail(BAD_PARAM, f"{name} must be an address, got a {type(pointer).__name__}")
+    return whole(BAD_PARAM, name, pointer)
 
 
 def _size(name: str, value: Any) -> int:

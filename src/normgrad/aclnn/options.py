@@ -4,6 +4,7 @@ import operator
 from typing import Any
 
 from normgrad.aclnn.status import INVALID, fail
+from normgrad.device.failures import whole
 
 
 def truth(name: str, value: Any) -> bool:
@@ -26,7 +27,4 @@ def number(name: str, value: Any) -> float:
 
 def integer(name: str, value: Any) -> int:
     """An int64."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        fail(INVALID, f"{name} must be an integer, got {value!r}")
+    return whole(INVALID, name, value)

@@ -26,7 +26,7 @@ SAME_OR_FLOAT: Final[Pairing] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: there are six
 class Product:
     """One row of the support table. ``beside`` are the types of vectors for data of each type."""
 

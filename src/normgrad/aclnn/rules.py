@@ -45,14 +45,14 @@ class Call:
 Rule = Callable[[Call], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: there are four
 class Operator:
     """A page: its arguments, its rules in their order, and the request it means to the core."""
 
     name: str
     tensors: tuple[str, ...]  # every tensor argument, in the order of the signature
     required: tuple[str, ...]
-    outputs: tuple[str, ...]  # in the order of the mask
+    outputs: tuple[str, ...]  # the last of the tensors, in the order of the mask
     rules: tuple[Rule, ...]
     request: Callable[[Call], tuple[Spec, Mapping[str, str]]]  # with the roles' aclnn names
 

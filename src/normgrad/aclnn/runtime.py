@@ -96,7 +96,7 @@ def aclFinalize() -> Status:
 
 def device_count() -> int:
     """How many devices there are: the host is one."""
-    if device.default_device() == "cpu":
+    if device.memory_of(device.default_device()).device == "cpu":
         return 1
     import torch
 
@@ -196,6 +196,11 @@ def aclrtSynchronizeDevice() -> Status:
     return ACL_SUCCESS
 
 
+def _no_name(status: Status) -> str:
+    return ""
+
+
+@reports(*RUNTIME_CODES, _no_name)
 def aclrtGetSocName() -> str:
     """The chip of the product in force."""
     return products.settings().product.soc
@@ -240,7 +245,16 @@ def current_memory() -> device.Memory:
 def memory_of_device(device_id: int) -> device.Memory:
     """The memory behind a device number."""
     where = device.default_device()
-    return device.memory_of("cpu" if where == "cpu" else f"cuda:{device_id}")
+    return device.memory_of(f"cuda:{device_id}" if where.startswith("cuda") else where)
+
+
+def tensor_device() -> str:
+    """Where a tensor over raw memory is taken to be: on the thread's device, if one is set."""
+    where = device.default_device()
+    context = _THREAD.context
+    if where.startswith("cuda") and context is not None and context.alive:
+        return f"cuda:{context.device}"
+    return where
 
 
 def stream_number(stream: Any) -> int:

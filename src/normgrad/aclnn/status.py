@@ -1,11 +1,10 @@
-"""Every status, with a sentence; and how a function that returns one never raises."""
+"""Every status, with a sentence."""
 
-import functools
-from collections.abc import Callable
 from enum import IntEnum
-from typing import Final, NoReturn, ParamSpec, TypeVar
+from typing import Final
 
 from normgrad.device import messages
+from normgrad.device.failures import StatusError, fail, reports
 
 
 class Status(IntEnum):
@@ -60,53 +59,9 @@ SENTENCES: Final[dict[int, str]] = {
 }
 
 
-class StatusError(Exception):
-    """A status on its way out, with its sentence."""
-
-    def __init__(self, status: Status, sentence: str) -> None:
-        self.status = status
-        self.sentence = sentence
-        super().__init__(status, sentence)
-
-
-def fail(status: Status, sentence: str) -> NoReturn:
-    """Leave the function with a status."""
-    raise StatusError(status, sentence)
-
-
 def aclGetRecentErrMsg() -> str:
     """The sentence for the calling thread's last failure; empty before the first."""
     return messages.recent()
-
-
-Arguments = ParamSpec("Arguments")
-Returned = TypeVar("Returned")
-
-
-def reports(
-    inner: Status, out_of_memory: Status, answer: Callable[[Status], Returned]
-) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
-    """Turn every exception into a status and a sentence; ``answer`` adds empty results to it."""
-
-    def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-        name = function.__name__
-
-        @functools.wraps(function)
-        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
-            try:
-                return function(*args, **kwargs)
-            except StatusError as failed:
-                status, sentence = failed.status, failed.sentence
-            except MemoryError as error:
-                status, sentence = out_of_memory, f"not enough memory: {error}"
-            except Exception as error:
-                status, sentence = inner, f"{type(error).__name__}: {error}"
-            messages.record(f"{name}: {sentence}")
-            return answer(status)
-
-        return call
-
-    return decorate
 
 
 def _bare(status: Status) -> Status:
@@ -120,3 +75,24 @@ runtime_status = reports(*_RT, _bare)
 operator_status = reports(*_NN, _bare)
 RUNTIME_CODES: Final = _RT
 OPERATOR_CODES: Final = _NN
+
+__all__ = [
+    "ACLNN_SUCCESS",
+    "ACL_SUCCESS",
+    "BAD_PARAM",
+    "INVALID",
+    "NO_KERNEL",
+    "NULLPTR",
+    "OPERATOR_CODES",
+    "RUNTIME",
+    "RUNTIME_CODES",
+    "SENTENCES",
+    "SPENT",
+    "Status",
+    "StatusError",
+    "aclGetRecentErrMsg",
+    "fail",
+    "operator_status",
+    "reports",
+    "runtime_status",
+]

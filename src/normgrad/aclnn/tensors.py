@@ -1,10 +1,8 @@
 """aclTensor, aclBoolArray, aclIntArray: made, asked and destroyed."""
 
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from normgrad import device
 from normgrad.aclnn.constants import (
     ACL_FORMAT_ND,
     DTYPE_BYTES,
@@ -12,6 +10,7 @@ from normgrad.aclnn.constants import (
     aclDataType,
     aclFormat,
 )
+from normgrad.aclnn.runtime import tensor_device
 from normgrad.aclnn.status import (
     ACL_SUCCESS,
     INVALID,
@@ -23,6 +22,7 @@ from normgrad.aclnn.status import (
     reports,
 )
 from normgrad.arrays import Array, kind_of
+from normgrad.device.failures import alive, whole
 from normgrad.errors import ArrayTypeError, DtypeError
 from normgrad.spec import TensorSpec, row_major
 
@@ -146,10 +146,10 @@ def aclCreateTensor(
         fail(INVALID, f"dataType must be a value of aclDataType, got {dataType!r}")
     if not isinstance(format, int):
         fail(INVALID, f"format must be a value of aclFormat, got {format!r}")
-    start = _integer("offset", offset)
-    address = _integer("data", data or 0)
+    start = whole(INVALID, "offset", offset)
+    address = whole(INVALID, "data", data or 0)
     spec = TensorSpec(shape, steps, DTYPE_NAMES[dataType])
-    kind = TensorKind(spec, int(dataType), int(format), device.default_device(), True)
+    kind = TensorKind(spec, int(dataType), int(format), tensor_device(), True)
     return aclTensor(kind, address, start, storage, None)
 
 
@@ -210,12 +210,8 @@ def _destroy(handle: Any, cls: type[Any]) -> Status:
 
 
 def living(handle: Any, name: str, cls: type[Any]) -> Any:
-    """The handle, if it is one of a class and was not destroyed."""
-    if type(handle) is not cls:
-        fail(INVALID, f"{name} must be an {cls.__name__}, got a {type(handle).__name__}")
-    if not handle.alive:
-        fail(INVALID, f"{name} must be alive, got an {cls.__name__} that was destroyed")
-    return handle
+    """The handle, if it is one of a class and was not destroyed; else 161002."""
+    return alive(INVALID, handle, name, cls)
 
 
 @reports(*OPERATOR_CODES, _no_shape)
@@ -266,7 +262,7 @@ def _asked(tensor: aclTensor | None) -> aclTensor:
 
 
 def _items(name: str, values: Any, count: int) -> tuple[Any, ...]:
-    number = _integer(f"the number of {name}", count)
+    number = whole(INVALID, f"the number of {name}", count)
     if number == 0:
         return ()
     if values is None:
@@ -278,11 +274,4 @@ def _items(name: str, values: Any, count: int) -> tuple[Any, ...]:
 
 
 def _integers(name: str, values: Any, count: int) -> tuple[int, ...]:
-    return tuple([_integer(name, item) for item in _items(name, values, count)])
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        fail(INVALID, f"{name} must be an integer, got {value!r}")
+    return tuple([whole(INVALID, name, item) for item in _items(name, values, count)])

@@ -2,14 +2,15 @@
 
 import argparse
 import json
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from normgrad import backends, verify
 from normgrad.cli import terminal
 from normgrad.cli.env import environment
-from normgrad.errors import BackendError, NormgradError
+from normgrad.errors import BackendError, OptionError
 from normgrad.spec import Op
 
 
@@ -21,10 +22,17 @@ class Row:
     case: str
     dtype: str
     backend: str
-    ok: bool
+    verdict: str  # PASS, FAIL, or NONE where the backend refused with a reason
     share: float  # worst error over budget
     ulps: float
     detail: str
+
+    def as_json(self) -> dict[str, object]:
+        """Every field; JSON has no infinity, so that becomes null."""
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the cases, print the table; 1 if any is wrong or nothing could run."""
+    if args.json:
+        _check_writable(args.json)
     names = [args.backend] if args.backend else list(backends.NAMES)
     reasons = {name: backends.get(name).unavailable() for name in names}
     usable = [name for name, reason in reasons.items() if reason is None]
@@ -57,29 +67,39 @@ def run(args: argparse.Namespace) -> int:
     ]
     _print(rows)
     if args.json:
-        report = {"environment": environment(), "rows": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    failed = [row for row in rows if not row.ok]
-    print(f"{len(rows) - len(failed)} passed, {len(failed)} failed")
-    return 1 if failed or not rows else 0
+        report = {"environment": environment(), "rows": [row.as_json() for row in rows]}
+        args.json.write_text(json.dumps(report, indent=1, allow_nan=False), encoding="utf-8")
+    count = Counter(row.verdict for row in rows)
+    refused = f", {count['NONE']} refused" if count["NONE"] else ""
+    print(f"{count['PASS']} passed, {count['FAIL']} failed{refused}")
+    return 0 if count["PASS"] and not count["FAIL"] else 1
+
+
+def _check_writable(path: Path) -> None:
+    """Minutes of work should not end at a folder that is not there."""
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise OptionError("--json", "must be a file that can be written", error) from error
 
 
 def check_case(backend: str, case: verify.Case, dtype: str, seed: int) -> Row:
     """One case; an exception is a failure with its message."""
     problem = verify.make_problem(case, dtype, seed)
+    where = (case.op, case.id, dtype, backend)
     try:
         results = verify.run_backend(problem, backend)
     except BackendError as error:
-        return Row(case.op, case.id, dtype, backend, True, 0.0, 0.0, f"refused: {error}")
-    except NormgradError as error:
-        return Row(case.op, case.id, dtype, backend, False, float("inf"), 0.0, str(error))
+        return Row(*where, "NONE", 0.0, 0.0, f"refused: {error}")
+    except Exception as error:
+        return Row(*where, "FAIL", math.inf, 0.0, f"{type(error).__name__}: {error}")
     measured = verify.judge(problem, results)
     if not measured:
-        return Row(case.op, case.id, dtype, backend, True, 0.0, 0.0, "nothing to compute")
+        return Row(*where, "PASS", 0.0, 0.0, "nothing to compute")
     worst = max(measured, key=lambda one: one.share)
     detail = f"{worst.role}{list(worst.index)} is {worst.got:.9g}, should be {worst.want:.9g}"
     ulps = max(one.ulps for one in measured)
-    return Row(case.op, case.id, dtype, backend, worst.ok, worst.share, ulps, detail)
+    return Row(*where, "PASS" if worst.ok else "FAIL", worst.share, ulps, detail)
 
 
 def _print(rows: list[Row]) -> None:
@@ -89,13 +109,14 @@ def _print(rows: list[Row]) -> None:
     lines = []
     for (backend, op, dtype), members in groups.items():
         worst = max(members, key=lambda row: row.share)
-        refused = sum(row.detail.startswith("refused") for row in members)
-        verdict = "PASS" if all(row.ok for row in members) else "FAIL"
+        verdicts = {row.verdict for row in members}
+        verdict = next(one for one in ("FAIL", "PASS", "NONE") if one in verdicts)
+        refused = sum(row.verdict == "NONE" for row in members)
         count = f"{len(members)}" + (f" ({refused} refused)" if refused else "")
         lines.append((backend, op, dtype, count, f"{worst.share:.2f}", worst.case, verdict))
     header = ("backend", "operator", "type", "cases", "worst/budget", "in case", "verdict")
     terminal.table("normgrad check", header, lines)
     for row in rows:
-        if not row.ok:
+        if row.verdict == "FAIL":
             where = f"{row.backend} {row.op}/{row.case} {row.dtype}"
             print(f"FAIL {where}: {row.share:.3g} of the budget; {row.detail}")

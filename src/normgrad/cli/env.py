@@ -110,6 +110,8 @@ def _gpu() -> str:
             f"{properties.name}, {properties.multi_processor_count} multiprocessors, "
             f"{properties.total_memory >> 30} GiB, CUDA {torch.version.cuda}"
         )
+    except ImportError:
+        return "unknown, as torch is not installed"
     except Exception as error:
         return f"unknown ({error})"
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from normgrad.arrays import View
 from normgrad.device import Memory
@@ -15,8 +15,24 @@ from normgrad.spec import ROLES, TensorSpec, dense_like
 SLOT: Final = {role: index for index, role in enumerate(ROLES)}
 
 
-class Span(NamedTuple):
+class Placed(Protocol):
     """Where a tensor lies: its first element, and the bytes it covers."""
+
+    @property
+    def address(self) -> int:
+        """The first element."""
+
+    @property
+    def low(self) -> int:
+        """The first byte."""
+
+    @property
+    def high(self) -> int:
+        """One past the last byte."""
+
+
+class Span(NamedTuple):
+    """A place without a tensor object."""
 
     address: int
     low: int
@@ -75,7 +91,7 @@ class Arrangement:
         """Scratch memory for tensors that do not meet."""
         return self._workspace_bytes
 
-    def bind(self, spans: Sequence[Span | None]) -> Launch:
+    def bind(self, spans: Sequence[Placed | None]) -> Launch:
         """The launch over this memory; ``spans`` are in the order of ``ROLES``.
 
         Raises OverlapError where two results lie over each other.

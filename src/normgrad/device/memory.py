@@ -8,14 +8,16 @@ import itertools
 import os
 import threading
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 # Whether addresses are looked up before they are used. The C libraries switch it off unless
 # NORMGRAD_CHECKED=1: a C program may pass memory that it got elsewhere.
 checked = os.environ.get("NORMGRAD_CHECKED", "1") != "0"
 
-# Freed blocks are held back up to this size together, so that a freed address is not handed out
-# again at once and its use can be told from that of a new allocation.
+# Freed blocks are held back up to this size and number together, so that a freed address is not
+# handed out again at once and its use can be told from that of a new allocation.
 _QUARANTINE_BYTES: Final = 32 << 20
 _REMEMBERED: Final = 1024
 
@@ -98,7 +100,8 @@ class Allocations:
             fault = f"bytes {low:#x} to {high:#x} leave {block} by {over} bytes at its end"
             raise OwnershipError(fault)
         dead = self._freed_at(low)
-        if dead is not None:
+        # Memory that left quarantine may be anybody's by now, such as an array of the caller.
+        if dead is not None and (not foreign or self._is_held(dead[0])):
             block, freer = dead
             raise OwnershipError(f"address {low:#x} lies in {block}, which {freer} has freed")
         after = self.find(high - 1) if high > low else None
@@ -118,8 +121,12 @@ class Allocations:
             return
         self._held.append(block)
         self._held_bytes += block.nbytes
-        while self._held_bytes > _QUARANTINE_BYTES:
+        while self._held_bytes > _QUARANTINE_BYTES or len(self._held) > _REMEMBERED:
             self._held_bytes -= self._held.popleft().nbytes
+
+    def _is_held(self, block: Allocation) -> bool:
+        with self._lock:
+            return any(held.number == block.number for held in self._held)
 
     def _freed_at(self, address: int) -> tuple[Allocation, str] | None:
         with self._lock:
@@ -137,6 +144,18 @@ class Allocations:
             block, freer = dead
             return f"address {address:#x} lies in {block}, which {freer} has already freed"
         return f"address {address:#x} belongs to no {self.space} allocation"
+
+
+def host_address(name: str, buffer: Any, nbytes: int, *, written: bool) -> int:
+    """Where a host buffer (bytes, a bytearray, a NumPy array) lies, if it has the bytes."""
+    array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+    if not array.flags.c_contiguous:
+        raise OwnershipError(f"{name} must be contiguous, got strides {array.strides}")
+    if written and not array.flags.writeable:
+        raise OwnershipError(f"{name} must be writable, got read-only memory")
+    if nbytes > array.nbytes:
+        raise OwnershipError(f"{name} must have {nbytes} bytes, got {array.nbytes}")
+    return int(array.__array_interface__["data"][0])
 
 
 DEVICE: Final = Allocations("device")

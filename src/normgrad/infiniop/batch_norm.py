@@ -1,10 +1,10 @@
 """The four functions of BatchNormBackward."""
 
 import functools
-import operator
 from typing import Any, Final
 
 from normgrad import device as devices
+from normgrad.device.failures import whole
 from normgrad.device.launch import SLOT, Arrangement, Span
 from normgrad.errors import ArgumentError, BackendError, OverlapError
 from normgrad.hostmem import byte_range
@@ -121,6 +121,7 @@ def _decide(tensors: tuple[TensorSpec, ...], where: str) -> Arrangement:
     for name, tensor in named.items():
         if tensor.dtype not in DTYPES:
             fail(BAD_DTYPE, f"{name} must be of type {', '.join(DTYPES)}, got {tensor.dtype}")
+    for name, tensor in named.items():
         if tensor.dtype != named["input"].dtype:
             rule = f"must have the type of input, {named['input'].dtype}"
             fail(BAD_DTYPE, f"{name} {rule}, got {tensor.dtype}")
@@ -214,8 +215,8 @@ def infiniopBatchNormBackward(
         address = _address(name, pointer)
         check_range(name, address + low, address + high)
         spans[slot] = Span(address, address + low, address + high)
-    scratch = 0 if workspace is None else _address_or_null("workspace", workspace)
-    size = _address_or_null("workspace_size", workspace_size)
+    scratch = 0 if workspace is None else whole(BAD_PARAM, "workspace", workspace)
+    size = whole(BAD_PARAM, "workspace_size", workspace_size)
     if size < found.workspace_bytes:
         rule = f"workspace_size must be at least {found.workspace_bytes}"
         fail(SMALL_WORKSPACE, f"{rule}, got {size}")
@@ -256,14 +257,7 @@ def _descriptor(desc: Any) -> infiniopBatchNormBackwardDescriptor_t:
 
 
 def _address(name: str, pointer: Any) -> int:
-    address = 0 if pointer is None else _address_or_null(name, pointer)
+    address = 0 if pointer is None else whole(BAD_PARAM, name, pointer)
     if not address:
         fail(BAD_PARAM, f"{name} must not be null")
     return address
-
-
-def _address_or_null(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        fail(BAD_PARAM, f"{name} must be an integer, got a {type(value).__name__}")

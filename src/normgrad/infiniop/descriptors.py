@@ -1,9 +1,9 @@
 """Handles and tensor descriptors."""
 
-import operator
 from collections.abc import Sequence
 from typing import Any, Final
 
+from normgrad.device.failures import alive, whole
 from normgrad.infiniop.constants import infiniDtype_t
 from normgrad.infiniop.runtime import current_device
 from normgrad.infiniop.status import (
@@ -90,7 +90,7 @@ def infiniopCreateTensorDescriptor(
     if any(size < 0 for size in sizes):
         fail(BAD_PARAM, f"shape must not be negative, got {sizes}")
     steps = row_major(sizes) if strides is None else _integers("strides", strides, ndim)
-    kind = _integer("dtype", dtype)
+    kind = whole(BAD_PARAM, "dtype", dtype)
     tensor = TensorSpec(sizes, steps, DTYPE_NAMES.get(kind, f"dtype {kind}"))
     return SUCCESS, infiniopTensorDescriptor_t(tensor, kind)
 
@@ -112,27 +112,16 @@ def living(handle: Any, name: str, cls: type[Any]) -> Any:
     """The object, if it is one of a class and was not destroyed."""
     if handle is None:
         fail(BAD_PARAM, f"{name} must not be null")
-    if type(handle) is not cls:
-        fail(BAD_PARAM, f"{name} must be an {cls.__name__}, got a {type(handle).__name__}")
-    if not handle.alive:
-        fail(BAD_PARAM, f"{name} must be alive, got one that was destroyed")
-    return handle
+    return alive(BAD_PARAM, handle, name, cls)
 
 
 def _integers(name: str, values: Any, count: Any) -> tuple[int, ...]:
-    number = _integer("ndim", count)
+    number = whole(BAD_PARAM, "ndim", count)
     if number == 0:
         return ()
     if values is None:
         fail(NULL_POINTER, f"{name} must not be null for {number} axes")
-    items = tuple([_integer(name, item) for item in values])
+    items = tuple([whole(BAD_PARAM, name, item) for item in values])
     if not 0 <= number <= len(items):
         fail(BAD_PARAM, f"{name} must have {number} elements, got {len(items)}")
     return items[:number]
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        fail(BAD_PARAM, f"{name} must be an integer, got {value!r}")

@@ -1,6 +1,5 @@
 """The infinirt subset: devices, streams, memory."""
 
-import operator
 import threading
 from typing import Any, Final
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from normgrad import device
 from normgrad.device import memory
+from normgrad.device.failures import whole
 from normgrad.device.memory import OwnershipError
 from normgrad.infiniop.constants import (
     INFINI_DEVICE_CPU,
@@ -165,7 +165,7 @@ def infinirtFree(ptr: int | None) -> Status:
     if not ptr:
         return SUCCESS
     try:
-        memory.DEVICE.release(operator.index(ptr), "infinirtFree")
+        memory.DEVICE.release(whole(BAD_PARAM, "ptr", ptr), "infinirtFree")
     except OwnershipError as fault:
         fail(BAD_PARAM, f"ptr must be live device memory: {fault}")
     return SUCCESS
@@ -206,10 +206,7 @@ def stream_number(stream: Any) -> int:
         if not stream.alive:
             fail(BAD_PARAM, "stream must be alive, got one that was destroyed")
         return stream.number
-    try:
-        return operator.index(stream)
-    except TypeError:
-        fail(BAD_PARAM, f"stream must be null or a stream, got a {type(stream).__name__}")
+    return whole(BAD_PARAM, "stream", stream)
 
 
 def _copy(dst: Any, src: Any, size: int, kind: int, stream: int, *, wait: bool) -> Status:
@@ -235,12 +232,10 @@ def _side(name: str, where: Any, nbytes: int, *, on_device: bool, written: bool)
         return where
     if on_device:
         fail(BAD_PARAM, f"{name} must be an address, got a {type(where).__name__}")
-    array = where if isinstance(where, np.ndarray) else np.frombuffer(where, np.uint8)
-    if not array.flags.c_contiguous or nbytes > array.nbytes:
-        fail(BAD_PARAM, f"{name} must have {nbytes} contiguous bytes, got {array.nbytes}")
-    if written and not array.flags.writeable:
-        fail(BAD_PARAM, f"{name} must be writable, got read-only memory")
-    return int(array.__array_interface__["data"][0])
+    try:
+        return memory.host_address(name, where, nbytes, written=written)
+    except OwnershipError as error:
+        fail(BAD_PARAM, str(error))
 
 
 def check_range(name: str, low: int, high: int) -> None:

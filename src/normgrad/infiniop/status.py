@@ -1,10 +1,10 @@
-"""A sentence for each status; and how a function that returns one never raises."""
+"""A sentence for each status."""
 
-import functools
 from collections.abc import Callable
-from typing import Final, NoReturn, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
-from normgrad.device import messages
+from normgrad.device import failures, messages
+from normgrad.device.failures import fail
 from normgrad.infiniop.constants import infiniStatus_t
 
 Status = infiniStatus_t
@@ -37,51 +37,20 @@ SENTENCES: Final[dict[int, str]] = {
 }
 
 
-class StatusError(Exception):
-    """A status on its way out, with its sentence."""
-
-    def __init__(self, status: Status, sentence: str) -> None:
-        self.status = status
-        self.sentence = sentence
-        super().__init__(status, sentence)
-
-
-def fail(status: Status, sentence: str) -> NoReturn:
-    """Leave the function with a status."""
-    raise StatusError(status, sentence)
-
-
 def recent_error() -> str:
     """The sentence for the calling thread's last failure; empty before the first."""
     return messages.recent()
 
 
-Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
+Arguments = ParamSpec("Arguments")
 
 
 def reports(
     answer: Callable[[Status], Returned],
 ) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
-    """Turn every exception into a status and a sentence; ``answer`` adds empty results to it."""
-
-    def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-        name = function.__name__
-
-        @functools.wraps(function)
-        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
-            try:
-                return function(*args, **kwargs)
-            except StatusError as failed:
-                status, sentence = failed.status, failed.sentence
-            except Exception as error:
-                status, sentence = INTERNAL, f"{type(error).__name__}: {error}"
-            messages.record(f"{name}: {sentence}")
-            return answer(status)
-
-        return call
-
-    return decorate
+    """Failures inside and used-up memory are status 1."""
+    return failures.reports(INTERNAL, INTERNAL, answer)
 
 
 def _bare(status: Status) -> Status:
@@ -89,3 +58,22 @@ def _bare(status: Status) -> Status:
 
 
 status_only = reports(_bare)
+
+__all__ = [
+    "BAD_DTYPE",
+    "BAD_PARAM",
+    "BAD_SHAPE",
+    "BAD_STRIDES",
+    "INTERNAL",
+    "NO_DEVICE",
+    "NULL_POINTER",
+    "SENTENCES",
+    "SMALL_WORKSPACE",
+    "SUCCESS",
+    "UNSUPPORTED_DEVICE",
+    "Status",
+    "fail",
+    "recent_error",
+    "reports",
+    "status_only",
+]

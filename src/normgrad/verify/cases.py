@@ -28,6 +28,7 @@ class Case:
     statistics_dtype: str | None = None  # None: the data's own type
     poison: float | None = None  # one element of x and dy is this
     own_statistics: bool = True  # False: statistics that do not belong to the data
+    centre: float = 100.0  # the mean of x, whose deviation is 3
     ranks: int = 3  # how many counts the element stage adds
 
     @property
@@ -77,6 +78,7 @@ def _batch_like(op: Op) -> Iterator[Case]:
         layout="channels-last",
     )
     yield Case(id="foreign-statistics", op=op, shape=(4, 6, 35), own_statistics=False)
+    yield Case(id="far-from-zero", op=op, shape=(4, 6, 5), centre=3000.0)
     yield Case(id="nan-in-data", op=op, shape=(4, 6, 5), poison=float("nan"))
     yield Case(id="inf-in-data", op=op, shape=(4, 6, 5), poison=float("inf"))
 
@@ -146,6 +148,7 @@ def _layer() -> Iterator[Case]:
     yield Case(id="no-weight", op=op, shape=(9, 50), weight=False)
     yield Case(id="float32-statistics", op=op, shape=(9, 50), statistics_dtype="float32")
     yield Case(id="foreign-statistics", op=op, shape=(9, 50), own_statistics=False)
+    yield Case(id="far-from-zero", op=op, shape=(9, 50), centre=3000.0)
     yield Case(id="nan-in-data", op=op, shape=(9, 50), poison=float("nan"))
     yield Case(id="inf-in-data", op=op, shape=(9, 50), poison=float("inf"))
     for mask in _masks(3):
@@ -188,6 +191,7 @@ def _group() -> Iterator[Case]:
         id="float32-statistics", op=op, shape=(4, 6, 35), num_groups=2, statistics_dtype="float32"
     )
     yield Case(id="foreign-statistics", op=op, shape=(4, 6, 35), num_groups=2, own_statistics=False)
+    yield Case(id="far-from-zero", op=op, shape=(4, 6, 5), num_groups=2, centre=3000.0)
     yield Case(id="nan-in-data", op=op, shape=(4, 6, 5), num_groups=3, poison=float("nan"))
     yield Case(id="inf-in-data", op=op, shape=(4, 6, 5), num_groups=3, poison=float("inf"))
     for layout in ("contiguous", "channels-last"):

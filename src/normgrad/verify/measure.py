@@ -41,15 +41,16 @@ def measure(role: str, got: Any, want: Any, budget: Any, dtype: str) -> Measurem
     info = FLOATS[dtype]
     with np.errstate(all="ignore"):
         error = np.abs(got - want)
-        share = error / budget
+        # Without a finite budget there is nothing to be within.
+        share = np.where(np.isfinite(budget), error / budget, np.inf)
         # Beyond the largest number plus half a step the type has only infinity.
-        ceiling = info.largest * (1 + info.unit_roundoff)
-        overflow = ~np.isfinite(want) | (np.abs(want) >= ceiling)
+        ceiling = info.largest + info.unit_roundoff * _binade(np.float64(info.largest))
         may_overflow = np.abs(want) + budget >= ceiling
-        agree = np.isnan(got) | np.isnan(want) | (np.sign(got) == np.sign(want))
-        share = np.where(~np.isfinite(got) & (overflow | may_overflow) & agree, 0.0, share)
-        share = np.where(overflow & np.isfinite(got) & ~may_overflow, np.inf, share)
-        share = np.where(~np.isfinite(want) & np.isfinite(got), np.inf, share)
+        right_infinity = np.isinf(got) & (np.sign(got) == np.sign(want)) & may_overflow
+        unbounded = ~np.isfinite(want)
+        clash = np.isinf(got) & np.isinf(want) & (np.sign(got) != np.sign(want))
+        share = np.where(right_infinity, 0.0, share)
+        share = np.where(unbounded, np.where(np.isfinite(got) | clash, np.inf, 0.0), share)
         share = np.where(np.isnan(share), np.inf, share)
         step = np.maximum(2 * info.unit_roundoff * _binade(want), info.smallest)
         ulps = np.where(np.isfinite(error), error / step, 0.0)
@@ -64,8 +65,7 @@ def measure(role: str, got: Any, want: Any, budget: Any, dtype: str) -> Measurem
     )
 
 
-def _binade(values: Values) -> Values:
+def _binade(values: Any) -> Any:
     """The power of two at or below each magnitude."""
     _, exponent = np.frexp(np.abs(values))
-    powers: Values = np.ldexp(1.0, exponent - 1)
-    return powers
+    return np.ldexp(1.0, exponent - 1)

@@ -92,7 +92,7 @@ def make_problem(case: Case, dtype: str, seed: int = 0) -> Problem:
     rng = np.random.default_rng([seed, zlib.crc32(f"{case.name}/{dtype}".encode())])
     # Far from 0, so that a formula that subtracts late loses its digits: mean 100, deviation 3;
     # in 16 bits the spacing at 100 is .06 (float16) and .5 (bfloat16), so nearer there.
-    centre = {"float16": 20.0, "bfloat16": 5.0}.get(dtype, 100.0)
+    centre = {"float16": 20.0, "bfloat16": 5.0}.get(dtype, case.centre)
     x = centre + 3.0 * rng.standard_normal(case.shape)
     dy = rng.standard_normal(case.shape) + 0.25
     if case.poison is not None:
@@ -155,7 +155,7 @@ def _statistics(
         mean = data.mean(axis=axes, keepdims=case.op is Op.LAYER_NORM)
         variance = data.var(axis=axes, keepdims=case.op is Op.LAYER_NORM)
     else:
-        shape = np.empty(data.shape).sum(axis=axes, keepdims=case.op is Op.LAYER_NORM).shape
+        shape = np.zeros(data.shape).sum(axis=axes, keepdims=case.op is Op.LAYER_NORM).shape
         mean = 3.0 + rng.standard_normal(shape)
         variance = 0.5 + rng.random(shape)
     as_variance = case.statistic == "variance" or not case.training

@@ -1,5 +1,6 @@
 """Runs a problem through the functional API and reads the results back as float64."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -29,21 +30,27 @@ def judge(problem: Problem, results: Results, truth: Expected | None = None) -> 
 
 
 def run_backend(problem: Problem, backend: str | None) -> Results:
-    """Results by role, from NumPy arrays or, on a GPU, torch tensors. Outputs start as NaN."""
-    cuda = backend == "cuda"
-    to_array = _to_cuda if cuda else _to_numpy
-    operands = {role: to_array(host) for role, host in problem.operands.items()}
+    """Results by role, from NumPy arrays or torch tensors. Outputs start as NaN."""
+    device = _torch_device(problem, backend)
+    operands = {role: _to_array(host, device) for role, host in problem.operands.items()}
     out = tuple(
-        to_array(_poisoned(problem, role)) if role in problem.wanted else None
+        _to_array(_poisoned(problem, role), device) if role in problem.wanted else None
         for role in RESULTS[problem.case.op]
     )
     call(problem, operands, out, backend)
-    from_array = _from_cuda if cuda else _from_numpy
     return {
-        role: hostmem.widen(from_array(array), problem.result_dtypes[role])
+        role: hostmem.widen(_from_array(array, device), problem.result_dtypes[role])
         for role, array in zip(RESULTS[problem.case.op], out, strict=True)
         if array is not None
     }
+
+
+def _torch_device(problem: Problem, backend: str | None) -> str | None:
+    """Where torch tensors are needed: on a GPU, and for bfloat16 where ml_dtypes is missing."""
+    if backend == "cuda":
+        return "cuda"
+    types = {host.dtype for host in problem.operands.values()} | set(problem.result_dtypes.values())
+    return "cpu" if "bfloat16" in types and find_spec("ml_dtypes") is None else None
 
 
 def call(problem: Problem, operands: dict[str, Any], out: Any, backend: str | None) -> Any:
@@ -132,7 +139,9 @@ def _poisoned(problem: Problem, role: str) -> HostArray:
     return HostArray(array, dtype)
 
 
-def _to_numpy(host: HostArray) -> Any:
+def _to_array(host: HostArray, device: str | None) -> Any:
+    if device is not None:
+        return _to_torch(host, device)
     if host.dtype != "bfloat16":
         return host.array
     import ml_dtypes
@@ -140,29 +149,31 @@ def _to_numpy(host: HostArray) -> Any:
     return host.array.view(ml_dtypes.bfloat16)
 
 
-def _from_numpy(array: Any) -> Any:
+def _from_array(array: Any, device: str | None) -> Any:
+    if device is not None:
+        return _from_torch(array)
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
-def _to_cuda(host: HostArray) -> Any:
+def _to_torch(host: HostArray, device: str) -> Any:
     import torch
 
     tensor = host.tensor
     low, high = hostmem.byte_range(tensor)
     storage = hostmem.STORAGE[host.dtype]
     if any(step < 0 for step in tensor.strides):  # torch knows no negative strides
-        return _to_cuda(HostArray(host.array.copy(), host.dtype))
+        return _to_torch(HostArray(host.array.copy(), host.dtype), device)
     start = host.array.__array_interface__["data"][0]
     count = (high - low) // storage.itemsize
     flat = hostmem.view(start, TensorSpec((count,), (1,), host.dtype)).copy()
     signed = flat.view(np.int16) if host.dtype == "bfloat16" else flat
-    device = torch.from_numpy(signed).cuda()
+    moved = torch.from_numpy(signed).to(device)
     if host.dtype == "bfloat16":
-        device = device.view(torch.bfloat16)
-    return device.as_strided(tensor.shape, tensor.strides)
+        moved = moved.view(torch.bfloat16)
+    return moved.as_strided(tensor.shape, tensor.strides)
 
 
-def _from_cuda(array: Any) -> Any:
+def _from_torch(array: Any) -> Any:
     import torch
 
     if array.dtype is torch.bfloat16:

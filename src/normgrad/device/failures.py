@@ -1,0 +1,70 @@
+"""How functions that return a status fail: with a sentence, and never with an exception."""
+
+import functools
+import operator
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from normgrad.device import messages
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+AnyStatus = TypeVar("AnyStatus", bound=IntEnum)
+
+
+class StatusError(Exception):
+    """A status on its way out, with its sentence."""
+
+    def __init__(self, status: Any, sentence: str) -> None:
+        self.status = status
+        self.sentence = sentence
+        super().__init__(status, sentence)
+
+
+def fail(status: IntEnum, sentence: str) -> NoReturn:
+    """Leave the function with a status."""
+    raise StatusError(status, sentence)
+
+
+def reports(
+    inner: AnyStatus, out_of_memory: AnyStatus, answer: Callable[[AnyStatus], Returned]
+) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
+    """Turn every exception into a status and a sentence; ``answer`` adds empty results to it."""
+
+    def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+        name = function.__name__
+
+        @functools.wraps(function)
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+            try:
+                return function(*args, **kwargs)
+            except StatusError as failed:
+                status, sentence = failed.status, failed.sentence
+            except MemoryError as error:
+                status, sentence = out_of_memory, f"not enough memory: {error}"
+            except Exception as error:
+                status, sentence = inner, f"{type(error).__name__}: {error}"
+            messages.record(f"{name}: {sentence}")
+            return answer(status)
+
+        return call
+
+    return decorate
+
+
+def whole(status: IntEnum, name: str, value: Any) -> int:
+    """An integer, or the status."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        fail(status, f"{name} must be an integer, got {value!r}")
+
+
+def alive(status: IntEnum, handle: Any, name: str, cls: type[Any]) -> Any:
+    """The handle, if it is one of a class and was not destroyed; else the status."""
+    if type(handle) is not cls:
+        fail(status, f"{name} must be an {cls.__name__}, got a {type(handle).__name__}")
+    if not handle.alive:
+        fail(status, f"{name} must be alive, got an {cls.__name__} that was destroyed")
+    return handle

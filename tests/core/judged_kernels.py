@@ -1,0 +1,137 @@
+"""A plain kernel in the compute type, honest or wrong in one way: what the judge is judged by.
+
+It shares nothing with the reference's formula but the canonical view of the data.
+"""
+
+import numpy as np
+
+from normgrad import hostmem
+from normgrad.dtypes import compute_dtype
+from normgrad.spec import Op
+from normgrad.verify.problem import EPS
+
+WRONG = (
+    "all-zero",  # a kernel that never ran
+    "no-mean-term",  # dx without the mean of g
+    "no-slope-term",  # dx without the projection on xhat
+    "swapped-count",  # divided by the other axes' count
+    "stale-statistic",  # the rstd of the neighbour
+    "own-mean",  # recomputed from the data instead of used as given
+    "weight-outside",  # pulled out of sums over which it varies (a published erratum)
+    "no-weight",
+    "unused-first-rank",  # one count of the element stage forgotten
+    "second-term-only",  # invstd * weight on the second term alone (a published erratum)
+    "inference-corrected",  # the correction terms of training in inference
+    "no-eps",
+    "dropped-tail",  # the last sample or row missing in the sums
+    "late-subtraction",  # x * rstd - mean * rstd: digits are lost far from 0
+    "sixteen-bit-sums",  # accumulated in the storage type
+    "sixteen-bit-xhat",  # an intermediate rounded to storage
+    "off-by-one-element",  # one element of dx is its neighbour's
+)
+
+
+def run(problem, wrong=None):
+    """Results by role as float64, rounded into the types of the problem."""
+    with np.errstate(all="ignore"):
+        values = _compute(problem, wrong)
+    results = {}
+    for role in problem.wanted:
+        dtype = problem.result_dtypes[role]
+        rounded = hostmem.widen(hostmem.narrow(np.float64(values[role]), dtype), dtype)
+        if role == "dx" and problem.case.op is Op.GROUP_NORM:
+            shape = problem.spec.x.shape
+            rounded = np.moveaxis(rounded.reshape(shape), 1, problem.case.channel_axis)
+        elif role == "dx":
+            rounded = rounded.reshape(problem.case.shape)
+        results[role] = rounded
+    return results
+
+
+def _operands(problem):
+    geometry, case = problem.geometry, problem.case
+    kinds = [host.dtype for role, host in problem.operands.items() if role != "counter"]
+    number = np.dtype(compute_dtype((*kinds, *problem.result_dtypes.values())))
+    for role, host in problem.operands.items():
+        values = host.values
+        if case.op is Op.GROUP_NORM and role in ("dy", "x"):
+            values = np.moveaxis(values, case.channel_axis, 1)
+        if role != "counter":
+            values = values.reshape(geometry.shape_of(role)).astype(number)
+        yield role, values
+
+
+def _compute(problem, wrong):
+    case, geometry = problem.case, problem.geometry
+    op, of = case.op, dict(_operands(problem))
+    dy, x = of["dy"], of["x"]
+    one = x.dtype.type(1)
+
+    def rounded(values):
+        narrow = hostmem.narrow(np.float64(values), problem.dtype)
+        return hostmem.widen(narrow, problem.dtype).astype(x.dtype)
+
+    def total(values, axes):
+        if wrong == "dropped-tail" and axes == (0, 3):
+            values = values[:-1]
+        if wrong == "sixteen-bit-sums":
+            return _narrow_sum(values, axes, rounded)
+        return values.sum(axis=axes, keepdims=True, dtype=x.dtype)
+
+    mean, rstd, gamma = of["mean"], of["rstd"], of.get("gamma", one)
+    if case.statistic == "variance" or not case.training:
+        rstd = one / np.sqrt(rstd + x.dtype.type(0 if wrong == "no-eps" else EPS))
+    if wrong == "stale-statistic":
+        rstd = np.roll(rstd, 1, axis=2 if geometry.statistic == "channel" else 0)
+    if wrong == "own-mean":
+        mean = x.sum(axis=geometry.statistic_axes, keepdims=True) / x.dtype.type(geometry.count)
+    if wrong == "no-weight":
+        gamma = one
+    xmu = x - mean
+    if op is Op.BATCH_NORM_REDUCE:
+        sum_dy, sum_dy_xmu = total(dy, (0, 3)), total(dy * xmu, (0, 3))
+        values = {"sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu}
+        values |= {"dgamma": sum_dy_xmu * rstd, "dbeta": sum_dy}
+        return {role: 0 * value if wrong == "all-zero" else value for role, value in values.items()}
+    xhat = rounded(xmu * rstd) if wrong == "sixteen-bit-xhat" else xmu * rstd
+    if wrong == "late-subtraction":
+        xhat = x * rstd - mean * rstd
+    values = {"dgamma": total(dy * xhat, (0, 3)), "dbeta": total(dy, (0, 3))}
+    channel = geometry.statistic == "channel"
+    inside, outside = (one, rstd * gamma) if channel else (gamma, rstd)
+    if wrong == "weight-outside" and not channel:
+        inside, outside = one, rstd * gamma
+    g = dy * inside
+    if op is Op.BATCH_NORM_ELEMT:
+        counts = of["counter"][1:] if wrong == "unused-first-rank" else of["counter"]
+        offset, slope = of["sum_dy"] / counts.sum(), of["sum_dy_xmu"] * rstd / counts.sum()
+    else:
+        count = geometry.channels if wrong == "swapped-count" else geometry.count
+        offset, slope = (
+            total(term, geometry.statistic_axes) / x.dtype.type(count) for term in (g, g * xhat)
+        )
+    offset = 0 * offset if wrong == "no-mean-term" else offset
+    slope = 0 * slope if wrong == "no-slope-term" else slope
+    if case.training or wrong == "inference-corrected":
+        dx = (g - offset - xhat * slope) * outside
+        if wrong == "second-term-only":
+            dx = g - offset - xhat * slope * outside
+    else:
+        dx = g * outside
+    if wrong == "off-by-one-element" and dx.size > 1:
+        dx.reshape(-1)[-1] = dx.reshape(-1)[-2]
+    values["dx"] = dx
+    return {role: 0 * value if wrong == "all-zero" else value for role, value in values.items()}
+
+
+def _narrow_sum(values, axes, rounded):
+    """One term after another, each partial sum rounded to storage; the first 300 are enough."""
+    rest = [axis for axis in range(4) if axis not in axes]
+    first, second = (values.shape[axis] for axis in axes)
+    kept = [values.shape[axis] for axis in rest]
+    terms = values.transpose(*axes, *rest).reshape(first * second, *kept)
+    sums = np.zeros(kept, values.dtype)
+    for term in terms[:300]:
+        sums = rounded(sums + term)
+    sums = sums + terms[300:].sum(axis=0)
+    return np.expand_dims(sums, axes)

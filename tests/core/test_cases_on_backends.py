@@ -1,0 +1,67 @@
+"""Every named case, on every backend, in every type, under the derived budget."""
+
+import numpy as np
+import pytest
+
+from normgrad import verify
+from normgrad.errors import BackendError
+
+
+@pytest.mark.parametrize("dtype", verify.DTYPES)
+@pytest.mark.parametrize("case", verify.CASES, ids=lambda case: case.name)
+def test_within_budget(case, dtype, backend):
+    problem = verify.make_problem(case, dtype)
+    try:
+        results = verify.run_backend(problem, backend)
+    except BackendError as error:
+        pytest.skip(str(error))
+    for measured in verify.judge(problem, results):
+        assert measured.ok, measured
+
+
+@pytest.mark.parametrize("case", verify.CASES, ids=lambda case: case.name)
+def test_same_input_same_bits(case, backend):
+    problem = verify.make_problem(case, "float32")
+    try:
+        first, second = (verify.run_backend(problem, backend) for _ in range(2))
+    except BackendError as error:
+        pytest.skip(str(error))
+    for role, values in first.items():
+        np.testing.assert_array_equal(values, second[role])
+
+
+@pytest.mark.parametrize("dtype", verify.DTYPES)
+@pytest.mark.parametrize("case", verify.CASES, ids=lambda case: case.name)
+def test_operands_are_never_changed(case, dtype, host_backend):
+    problem = verify.make_problem(case, dtype)
+    before = {role: host.array.tobytes() for role, host in problem.operands.items()}
+    verify.run_backend(problem, host_backend)
+    assert before == {role: host.array.tobytes() for role, host in problem.operands.items()}
+
+
+def test_cases_have_unique_names_and_cover_every_operator():
+    names = [case.name for case in verify.CASES]
+    assert len(names) == len(set(names))
+    assert {case.op.value for case in verify.CASES} == {
+        "batch_norm",
+        "batch_norm_reduce",
+        "batch_norm_elemt",
+        "layer_norm",
+        "group_norm",
+    }
+
+
+def test_another_seed_gives_other_numbers_and_the_same_seed_the_same():
+    case = verify.select("layer_norm", "rows")[0]
+    first, again, other = (verify.make_problem(case, "float32", seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first.operands["dy"].array, again.operands["dy"].array)
+    assert (first.operands["dy"].array != other.operands["dy"].array).any()
+
+
+@pytest.mark.parametrize("case", verify.select("batch_norm"), ids=lambda case: case.name)
+def test_bfloat16_is_checked_without_ml_dtypes_too(case, monkeypatch):
+    """By way of torch: the machine with the GPU has no ml_dtypes."""
+    monkeypatch.setattr(verify.run, "find_spec", lambda name: None)
+    problem = verify.make_problem(case, "bfloat16")
+    for measured in verify.judge(problem, verify.run_backend(problem, "reference")):
+        assert measured.ok, measured

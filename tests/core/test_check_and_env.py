@@ -1,0 +1,211 @@
+"""The command line: exit codes, options, plain text in a pipe."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from normgrad import __version__, backends, cli, verify
+from normgrad.backends.reference.backend import ReferenceBackend
+from normgrad.cli import env, terminal
+from normgrad.errors import BackendError
+
+QUICK = ["check", "--op", "layer_norm", "--dtype", "float32", "--backend", "reference"]
+
+
+def test_check_passes_and_ends_with_a_table(capsys):
+    assert cli.main(QUICK) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "normgrad check"
+    assert lines[1].split() == [
+        "backend", "operator", "type", "cases", "worst/budget", "in", "case", "verdict",
+    ]  # fmt: skip
+    assert lines[2].split()[:3] == ["reference", "layer_norm", "float32"]
+    assert lines[2].split()[-1] == "PASS"
+    assert lines[-1].endswith("passed, 0 failed")
+
+
+def test_check_runs_every_operator_and_type_by_default(capsys):
+    assert cli.main(["check", "--backend", "reference"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("PASS") == 20  # five operators in four types
+    assert "FAIL" not in out
+
+
+def test_check_takes_options_together(capsys):
+    assert cli.main([*QUICK, "--seed", "5"]) == 0
+    assert capsys.readouterr().out.count("PASS") == 1
+
+
+def test_check_writes_every_row(tmp_path, capsys):
+    path = tmp_path / "report.json"
+    assert cli.main([*QUICK, "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert report["environment"]["normgrad"] == __version__
+    rows = report["rows"]
+    assert len(rows) == len(verify.select("layer_norm"))
+    assert {row["op"] for row in rows} == {"layer_norm"}
+    assert all(row["verdict"] == "PASS" and row["share"] <= 1 for row in rows)
+
+
+class Wrong(ReferenceBackend):
+    """Doubles what it should write."""
+
+    def run(self, plan, addresses, workspace, stream):
+        super().run(plan, addresses, workspace, stream)
+        from normgrad import hostmem
+        from normgrad.spec import ROLES
+
+        for role in plan.spec.wanted:
+            tensor = plan.spec.tensor(role)
+            hostmem.view(addresses[ROLES.index(role)], tensor)[...] *= 2
+
+
+class Raising(ReferenceBackend):
+    def run(self, plan, addresses, workspace, stream):
+        raise RuntimeError("out of paper")
+
+
+class Refusing(ReferenceBackend):
+    def refuses(self, spec, geometry):
+        return "it is my day off"
+
+
+class Absent(ReferenceBackend):
+    def unavailable(self):
+        return "it is somewhere else"
+
+
+def test_check_fails_for_a_wrong_backend(install, tmp_path, capsys):
+    install(Wrong())
+    path = tmp_path / "report.json"
+    assert cli.main([*QUICK, "--json", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL reference layer_norm/rows float32: " in out
+    assert "should be" in out
+    assert any(row["verdict"] == "FAIL" for row in json.loads(path.read_text())["rows"])
+
+
+def test_check_fails_for_a_backend_that_raises(install, tmp_path, capsys):
+    install(Raising())
+    path = tmp_path / "report.json"
+    assert cli.main([*QUICK, "--json", str(path)]) == 1
+    assert "RuntimeError: out of paper" in capsys.readouterr().out
+    rows = json.loads(path.read_text())["rows"]
+    assert rows[0]["share"] is None  # JSON has no infinity
+
+
+def test_check_fails_where_nothing_could_run(install, capsys):
+    install(Absent())
+    assert cli.main(QUICK) == 1
+    assert "backend reference is not checked: it is somewhere else" in capsys.readouterr().out
+
+
+def test_a_refusal_is_no_pass(install, capsys):
+    install(Refusing())
+    assert cli.main(QUICK) == 1
+    out = capsys.readouterr().out
+    assert "NONE" in out
+    assert "0 passed, 0 failed, 32 refused" in out
+
+
+def test_check_says_so_before_working_for_a_file_it_cannot_write(tmp_path, capsys):
+    assert cli.main([*QUICK, "--json", str(tmp_path / "no" / "report.json")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--json must be a file that can be written" in captured.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["chekc"], ["check", "--dtype", "int8"], ["check", "--op", "rms"], ["env", "--all"]],
+    ids=" ".join,
+)
+def test_a_wrong_call_is_told_and_gives_2(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 2
+    assert "usage: normgrad" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"normgrad {__version__}\n"
+
+
+def test_env_names_every_backend(capsys):
+    assert cli.main(["env"]) == 0
+    out = capsys.readouterr().out
+    assert f"normgrad: {__version__}" in out
+    assert "  reference: works" in out
+    for name in (*backends.NAMES, "numpy", "python", "cores", "gpu"):
+        assert f"{name}:" in out
+
+
+def test_env_never_fails(monkeypatch, capsys):
+    class Exploding:
+        def unavailable(self):
+            raise RuntimeError("boom")
+
+    monkeypatch.setattr(backends, "get", lambda name: Exploding())
+    monkeypatch.setattr(env, "_cpuinfo", lambda field: "")
+    monkeypatch.setitem(sys.modules, "torch", None)  # an import of it raises
+    assert cli.main(["env"]) == 0
+    assert "cpu: broken: boom" in capsys.readouterr().out
+
+
+def run_module(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "normgrad", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_python_dash_m_and_plain_text_in_a_pipe():
+    done = run_module(*QUICK)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout  # no colour codes
+    assert "\r" not in done.stdout
+    assert done.stdout.isascii()
+    assert run_module("nonsense").returncode == 2
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    command = f"{sys.executable} -m normgrad env | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_a_terminal_gets_a_rich_table(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "_rich", lambda: True)
+    terminal.table("Title", ["one", "two"], [["a", "PASS"]])
+    assert list(terminal.progress([1, 2], "counting")) == [1, 2]
+    out = capsys.readouterr().out
+    assert "Title" in out
+    assert "PASS" in out
+
+
+def test_without_rich_the_table_is_plain(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    terminal.table("Title", ["one", "two"], [["a", "PASS"]])
+    assert capsys.readouterr().out == "Title\none  two\na    PASS\n"
+
+
+def test_refusals_reach_the_caller_of_a_named_backend(install):
+    import normgrad as ng
+
+    install(Refusing())
+    with pytest.raises(BackendError, match="reference: it is my day off"):
+        ng.batch_norm_backward(np.ones((2, 3)), np.ones((2, 3)), backend="reference")

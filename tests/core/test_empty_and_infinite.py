@@ -1,0 +1,127 @@
+"""Empty tensors, one element per statistic, infinities: on every backend for host memory."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import normgrad as ng
+
+F = np.float32
+
+
+def ones(*shape):
+    return np.ones(shape, F)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 4, 0)])
+def test_empty_data_gives_zero_parameter_gradients(shape, host_backend):
+    """An empty sum is 0, whatever was in the memory before."""
+    out = (np.empty(shape, F), np.full(4, np.nan, F), np.full(4, np.nan, F))
+    data, stat = np.empty(shape, F), ones(shape[0], 2)
+    calls = (
+        lambda: ng.batch_norm_backward(data, data, ones(4), out=out, backend=host_backend),
+        lambda: ng.batch_norm_backward(data, data, training=False, out=out, backend=host_backend),
+        lambda: ng.group_norm_backward(
+            data, data, stat, stat, num_groups=2, out=out, backend=host_backend
+        ),
+    )
+    for call in calls:
+        out[1][...] = out[2][...] = np.nan
+        got = call()
+        assert got.grad_input.shape == shape
+        np.testing.assert_array_equal(got.grad_weight, np.zeros(4))
+        np.testing.assert_array_equal(got.grad_bias, np.zeros(4))
+
+
+def test_empty_data_of_the_synchronized_halves(host_backend):
+    data, vector = np.empty((0, 4, 3), F), ones(4)
+    sums = ng.batch_norm_reduce_backward(data, data, vector, vector, backend=host_backend)
+    for one in sums:
+        np.testing.assert_array_equal(one, np.zeros(4))
+    nobody = np.zeros(2, np.int32)
+    got = ng.batch_norm_elemt_backward(
+        data, data, vector, vector, None, *sums[:2], nobody, backend=host_backend
+    )
+    assert got.shape == (0, 4, 3)
+
+
+def test_layer_norm_without_rows_or_without_columns(host_backend):
+    none = ng.layer_norm_backward(
+        np.empty((0, 5), F), np.empty((0, 5), F), 5, ones(0), ones(0), backend=host_backend
+    )
+    np.testing.assert_array_equal(none.grad_weight, np.zeros(5))
+    thin = ng.layer_norm_backward(
+        np.empty((3, 0), F), np.empty((3, 0), F), 0, ones(3), ones(3), backend=host_backend
+    )
+    assert [one.shape for one in thin] == [(3, 0), (0,), (0,)]
+
+
+def test_saved_statistics_may_be_empty_in_inference():
+    x = ones(2, 4)
+    got = ng.batch_norm_backward(x, x, None, ones(4), ones(4), ones(0), ones(0), training=False)
+    assert got.grad_input.shape == (2, 4)
+
+
+def test_one_element_per_statistic_has_no_gradient(host_backend):
+    """The lone element is its own mean: moving it changes nothing."""
+    dy, x = np.array([[3.0, -2.0]], F), np.array([[5.0, 7.0]], F)
+    got = ng.batch_norm_backward(
+        dy, x, save_mean=x[0].copy(), save_invstd=ones(2), backend=host_backend
+    )
+    np.testing.assert_array_equal(got.grad_input, np.zeros((1, 2)))
+    np.testing.assert_array_equal(got.grad_bias, dy[0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_bad_numbers_stay_in_their_statistic(bad, host_backend):
+    x, dy = np.linspace(0, 1, 24, dtype=F).reshape(2, 3, 4), ones(2, 3, 4)
+    clean = ng.batch_norm_backward(dy, x, backend=host_backend)
+    x = x.copy()
+    x[1, 2, 0] = bad
+    got = ng.batch_norm_backward(dy, x, backend=host_backend)
+    np.testing.assert_array_equal(got.grad_input[:, :2], clean.grad_input[:, :2])
+    np.testing.assert_array_equal(got.grad_bias, clean.grad_bias)
+    assert not np.isfinite(got.grad_input[:, 2]).any()
+    assert not np.isfinite(got.grad_weight[2])
+    assert np.isfinite(got.grad_weight[:2]).all()
+
+
+def test_a_variance_of_zero_is_plain_arithmetic(host_backend):
+    x, dy = ones(3, 2), ones(3, 2)
+    got = ng.batch_norm_backward(
+        dy, x, None, ones(2), np.zeros(2, F), training=False, eps=0.0, backend=host_backend
+    )
+    assert np.isposinf(got.grad_input).all()
+    assert np.isnan(got.grad_weight).all()  # (x - mean) * inf = 0 * inf
+
+
+def test_a_total_count_of_zero_is_plain_arithmetic(host_backend):
+    data, vector = ones(1, 2, 2), ones(2)
+    got = ng.batch_norm_elemt_backward(
+        data, data, vector, vector, None, vector, vector, np.zeros(1, F), backend=host_backend
+    )
+    assert not np.isfinite(got).any()
+
+
+def test_overflow_of_a_narrow_result_is_infinite(host_backend):
+    dy = np.full((40, 1), 60000, np.float16)
+    got = ng.batch_norm_backward(dy, np.ones_like(dy), backend=host_backend)
+    assert np.isposinf(got.grad_bias).all()
+    wide = ng.batch_norm_backward(
+        dy, np.ones_like(dy), param_grad_dtype="float32", backend=host_backend
+    )
+    np.testing.assert_array_equal(wide.grad_bias, np.float32(40 * 60000))
+
+
+@pytest.mark.parametrize("mask", list(itertools.product((False, True), repeat=3)))
+def test_masked_results_are_none_and_the_others_unchanged(mask, host_backend):
+    rng = np.random.default_rng(5)
+    dy, x = (rng.standard_normal((3, 4, 5)).astype(F) for _ in range(2))
+    want = ng.batch_norm_backward(dy, x, backend=host_backend)
+    got = ng.batch_norm_backward(dy, x, output_mask=mask, backend=host_backend)
+    for one, other, asked in zip(got, want, mask, strict=True):
+        if asked:
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+        else:
+            assert one is None

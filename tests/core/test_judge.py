@@ -1,0 +1,130 @@
+"""The judge: an honest float32 kernel passes everywhere, a wrong one is caught, and by whom."""
+
+import judged_kernels as kernels
+import numpy as np
+import pytest
+
+from normgrad import verify
+
+# How many (case, type) pairs must catch each mistake, and some that must be among them.
+CAUGHT = {
+    "all-zero": (780, ["batch_norm/nchw", "layer_norm/rows", "group_norm/nchw"]),
+    "no-mean-term": (480, ["batch_norm/nchw", "layer_norm/ragged", "batch_norm_elemt/nchw"]),
+    "no-slope-term": (470, ["batch_norm/nchw", "group_norm/group-of-10"]),
+    "swapped-count": (260, ["batch_norm/nchw", "group_norm/channels-last"]),
+    "stale-statistic": (680, ["batch_norm/nchw", "layer_norm/rows", "batch_norm_reduce/nchw"]),
+    "own-mean": (430, ["batch_norm/foreign-statistics", "layer_norm/foreign-statistics"]),
+    "weight-outside": (200, ["group_norm/nchw", "layer_norm/rows"]),
+    "no-weight": (500, ["batch_norm/nchw", "batch_norm/inference", "layer_norm/rows"]),
+    "unused-first-rank": (115, ["batch_norm_elemt/nchw", "batch_norm_elemt/one-rank"]),
+    "second-term-only": (475, ["batch_norm_elemt/nchw", "batch_norm/nchw"]),
+    "inference-corrected": (40, ["batch_norm/inference", "batch_norm/inference-channels-last"]),
+    "no-eps": (12, ["batch_norm/inference"]),
+    "dropped-tail": (640, ["batch_norm/nchw", "layer_norm/many-rows", "batch_norm_reduce/sliced"]),
+    "late-subtraction": (70, ["batch_norm/far-from-zero", "group_norm/far-from-zero"]),
+    "sixteen-bit-sums": (320, ["batch_norm/long-batch", "layer_norm/many-rows"]),
+    "sixteen-bit-xhat": (260, ["batch_norm/nchw", "layer_norm/ragged"]),
+    "off-by-one-element": (420, ["batch_norm/nchw", "layer_norm/rows", "group_norm/nchw"]),
+}
+
+
+def failures(wrong, dtypes=verify.DTYPES):
+    found = []
+    for case in verify.CASES:
+        for dtype in dtypes:
+            problem = verify.make_problem(case, dtype)
+            measured = verify.judge(problem, kernels.run(problem, wrong))
+            if not all(one.ok for one in measured):
+                found.append(f"{case.name} {dtype}")
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_honest_kernel_passes_every_case(seed):
+    """The budget can be met with plain float32 sums: it asks for nothing special."""
+    for case in verify.CASES:
+        for dtype in verify.DTYPES:
+            problem = verify.make_problem(case, dtype, seed)
+            for measured in verify.judge(problem, kernels.run(problem)):
+                assert measured.ok, (case.name, dtype, measured)
+
+
+@pytest.mark.parametrize("wrong", kernels.WRONG)
+def test_a_wrong_kernel_is_caught(wrong):
+    least, named = CAUGHT[wrong]
+    found = failures(wrong)
+    print(f"{wrong}: caught by {len(found)} of {len(verify.CASES) * len(verify.DTYPES)}")
+    assert len(found) >= least
+    cases = {name.partition(" ")[0] for name in found}
+    assert set(named) <= cases
+
+
+def test_an_all_zero_gradient_fails_wherever_the_truth_is_not_zero():
+    """No budget grows so large with the size of a sum that nothing at all would pass."""
+    for case in verify.CASES:
+        for dtype in verify.DTYPES:
+            problem = verify.make_problem(case, dtype)
+            truth = verify.expected(problem)
+            for one in verify.judge(problem, kernels.run(problem, "all-zero"), truth):
+                want = truth.values[one.role]
+                exact = "one-element" in case.id and one.role == "dx" and case.training
+                if want.size and np.abs(want).max() > 0 and not exact:
+                    assert not one.ok, (case.name, dtype, one)
+
+
+def judged(got, want, budget=0.5, dtype="float32"):
+    return verify.measure(
+        "dx", np.array(got), np.array(want), np.full(np.shape(want), budget), dtype
+    )
+
+
+def test_the_worst_element_is_reported():
+    found = judged([[1.0, 2.0], [3.0, 9.0]], [[1.0, 2.1], [3.0, 5.0]])
+    assert (found.index, found.got, found.want, found.share, found.ok) == (
+        (1, 1),
+        9.0,
+        5.0,
+        8.0,
+        False,
+    )
+    assert judged([1.4], [1.0]).ok
+    assert judged([np.nan], [1.0]).share == np.inf
+
+
+def test_units_in_the_last_place():
+    step = 2.0**-23
+    assert judged([1 + 3 * step], [1.0]).ulps == 3.0
+    assert judged([1 + 3 * 2.0**-7], [1.0], dtype="bfloat16").ulps == 3.0
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "ok"),
+    [
+        (np.nan, np.nan, True),
+        (np.inf, np.nan, True),  # which of the two depends on the order of operations
+        (np.nan, np.inf, True),
+        (np.inf, np.inf, True),
+        (-np.inf, np.inf, False),
+        (0.0, np.nan, False),
+        (0.0, np.inf, False),
+        (np.nan, 0.0, False),
+        (np.inf, 0.0, False),
+        (np.inf, 70000.0, True),  # beyond float16
+        (-np.inf, 70000.0, False),
+        (np.nan, 70000.0, False),
+        (65504.0, 70000.0, False),
+        (np.inf, 65519.9, True),  # the budget reaches the edge
+        (65504.0, 65519.9, True),
+    ],
+)
+def test_numbers_that_are_not_finite(got, want, ok):
+    assert judged([got], [want], budget=16.0, dtype="float16").ok == ok
+
+
+def test_without_a_finite_budget_nothing_passes():
+    assert not judged([1.0], [1.0], budget=np.inf).ok
+    assert not judged([1.0], [1.0], budget=np.nan).ok
+
+
+def test_nothing_to_compare_is_right():
+    assert judged(np.empty((0, 3)), np.empty((0, 3))).ok

@@ -1,0 +1,166 @@
+"""Plans: cached, with a backend that was asked and did not refuse."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import normgrad as ng
+from normgrad import backends
+from normgrad.geometry import Geometry
+from normgrad.plan import make_plan
+from normgrad.spec import Op, Spec, TensorSpec
+
+X = TensorSpec.contiguous((2, 4, 3), "float32")
+VECTOR = TensorSpec.contiguous((4,), "float32")
+SPEC = Spec(op=Op.BATCH_NORM, dy=X, x=X, dx=X, dgamma=VECTOR, dbeta=VECTOR)
+
+
+class Fake:
+    """A backend that notes what it is asked for."""
+
+    def __init__(self, name, *, absent=None, refusal=None, workspace=0):
+        self.name, self.absent, self.refusal, self.workspace = name, absent, refusal, workspace
+        self.runs = []
+
+    def unavailable(self):
+        return self.absent
+
+    def refuses(self, spec, geometry):
+        return self.refusal
+
+    def configure(self, spec, geometry, compute):
+        return f"config in {compute}", self.workspace
+
+    def run(self, plan, addresses, workspace, stream):
+        self.runs.append((plan, list(addresses), workspace, stream))
+
+
+def test_equal_requests_share_one_plan():
+    again = Spec(**{field.name: getattr(SPEC, field.name) for field in dataclasses.fields(SPEC)})
+    assert again is not SPEC
+    assert make_plan(SPEC, "reference") is make_plan(again, "reference")
+    other = dataclasses.replace(SPEC, eps=0.5)
+    assert make_plan(SPEC, "reference") is not make_plan(other, "reference")
+
+
+def test_a_request_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SPEC.eps = 1.0
+
+
+def test_the_first_that_does_not_refuse_computes(install):
+    first, second = Fake("cpu"), Fake("reference")
+    install(first)
+    install(second)
+    assert make_plan(SPEC).backend is first
+    first.refusal = "too small"
+    assert make_plan(dataclasses.replace(SPEC, eps=1.0)).backend is second
+
+
+def test_one_error_carries_every_reason(install):
+    install(Fake("cpu", absent="no compiler here"))
+    install(Fake("reference", refusal="not in the mood"))
+    with pytest.raises(ng.BackendError) as caught:
+        make_plan(SPEC)
+    assert caught.value.reasons == {"cpu": "no compiler here", "reference": "not in the mood"}
+    assert isinstance(caught.value, ValueError)
+    assert str(caught.value) == (
+        "no backend takes batch_norm on cpu (cpu: no compiler here; reference: not in the mood)"
+    )
+
+
+@pytest.mark.parametrize("refusal", [{"absent": "not installed"}, {"refusal": "not this shape"}])
+def test_a_named_backend_never_falls_back(install, refusal):
+    install(Fake("cpu", **refusal))
+    reference = install(Fake("reference"))
+    out = (np.full((2, 3), 7.0), np.full(3, 7.0), np.full(3, 7.0))
+    with pytest.raises(ng.BackendError, match="no backend takes") as caught:
+        ng.batch_norm_backward(np.ones((2, 3)), np.ones((2, 3)), out=out, backend="cpu")
+    assert list(caught.value.reasons) == ["cpu"]
+    assert not reference.runs
+    assert all((one == 7.0).all() for one in out)
+
+
+def test_the_host_backends_refuse_a_gpu(install):
+    spec = dataclasses.replace(SPEC, device="cuda:0")
+    with pytest.raises(ng.BackendError, match="reference: it reads host memory only"):
+        make_plan(spec, "reference")
+    install(Fake("cuda", absent="no GPU"))
+    with pytest.raises(ng.BackendError, match=r"no backend takes batch_norm on cuda:0 \(cuda: no"):
+        make_plan(spec)
+
+
+def test_every_listed_backend_says_whether_it_works():
+    for name in backends.NAMES:
+        backend = backends.get(name)
+        assert backend.name == name
+        reason = backend.unavailable()
+        assert reason is None or len(reason) > 10
+
+
+def test_nothing_wanted_runs_nothing(install):
+    fake = install(Fake("cpu"))
+    got = ng.batch_norm_backward(
+        np.ones((2, 3)), np.ones((2, 3)), output_mask=(False, False, False), backend="cpu"
+    )
+    assert got == (None, None, None)
+    assert fake.runs == []
+
+
+def test_scratch_memory_is_aligned_and_addresses_come_in_the_order_of_roles(install):
+    fake = install(Fake("cpu", workspace=1000))
+    dy, x = np.ones((2, 3)), np.ones((2, 3))
+    got = ng.batch_norm_backward(dy, x, output_mask=(True, False, True), backend="cpu")
+    ((plan, addresses, workspace, stream),) = fake.runs
+    assert workspace % 64 == 0
+    assert stream == 0
+    assert plan.config == "config in float64"
+    where = [None if one is None else one.__array_interface__["data"][0] for one in (dy, x)]
+    assert addresses[:2] == where
+    assert addresses[2:8] == [None] * 6
+    assert addresses[9] is None
+    assert addresses[8] == got.grad_input.__array_interface__["data"][0]
+    assert addresses[10] == got.grad_bias.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "compute"),
+    [
+        (("float16", "float16"), "float32"),
+        (("bfloat16", "float32"), "float32"),
+        (("float32", "float64"), "float64"),
+    ],
+)
+def test_arithmetic_is_float32_or_wider(dtypes, compute):
+    x = TensorSpec.contiguous((2, 4), dtypes[0])
+    gamma = TensorSpec.contiguous((4,), dtypes[1])
+    assert make_plan(Spec(op=Op.BATCH_NORM, dy=x, x=x, gamma=gamma, dx=x)).compute == compute
+
+
+def test_geometry_of_the_operators():
+    stat = TensorSpec.contiguous((2,), "float32")
+    layer = Spec(op=Op.LAYER_NORM, dy=X, x=X, mean=stat, rstd=stat, normalized_shape=(4, 3))
+    assert make_plan(layer).geometry == Geometry(2, 1, 12, 1, "row")
+    stats = TensorSpec.contiguous((2, 2), "float32")
+    group = Spec(op=Op.GROUP_NORM, dy=X, x=X, mean=stats, rstd=stats, num_groups=2)
+    assert make_plan(group).geometry == Geometry(2, 2, 2, 3, "row")
+    assert make_plan(SPEC).geometry == Geometry(2, 1, 4, 3, "channel")
+    assert make_plan(SPEC).geometry.count == 6
+    assert make_plan(group).geometry.count == 6
+
+
+def test_group_norm_may_read_its_data_in_other_sizes():
+    """As the published interface does: N, C and HxW beside any shape of the same size."""
+    data = TensorSpec.contiguous((24,), "float32")
+    stat = TensorSpec.contiguous((4,), "float32")
+    spec = Spec(
+        op=Op.GROUP_NORM, dy=X, x=data, mean=stat, rstd=stat, num_groups=2, extents=(2, 4, 3)
+    )
+    assert make_plan(spec).geometry == Geometry(2, 2, 2, 3, "row")
+    with pytest.raises(ng.ShapeError, match=r"input must have N\*C\*HxW = 30 elements, got 24"):
+        make_plan(
+            dataclasses.replace(spec, dy=TensorSpec.contiguous((30,), "float32"), extents=(2, 5, 3))
+        )
+    with pytest.raises(ng.OptionError, match="extents must not be negative"):
+        make_plan(dataclasses.replace(spec, extents=(2, -4, 3)))

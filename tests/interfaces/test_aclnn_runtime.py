@@ -1,0 +1,292 @@
+"""The runtime subset: start and end, devices, memory with owners, tensors; and the status table."""
+
+import ast
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import normgrad.aclnn.runtime
+from normgrad import aclnn
+from normgrad.device import memory
+
+H2H, H2D, D2H, D2D = aclnn.aclrtMemcpyKind
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    monkeypatch.setattr(normgrad.aclnn.runtime, "_PROCESS", normgrad.aclnn.runtime._Process())
+    monkeypatch.setattr(normgrad.aclnn.runtime, "_THREAD", normgrad.aclnn.runtime._Thread())
+
+
+@pytest.fixture
+def device():
+    assert aclnn.aclrtSetDevice(0) == 0
+
+
+def said():
+    return aclnn.aclGetRecentErrMsg()
+
+
+def test_every_status_has_a_sentence():
+    assert set(aclnn.SENTENCES) == set(aclnn.Status)
+    assert all(text.endswith(".") and len(text) > 15 for text in aclnn.SENTENCES.values())
+    assert len(set(aclnn.SENTENCES.values())) == len(aclnn.Status)
+
+
+def test_every_status_named_in_the_code_is_in_the_table():
+    folder = Path(aclnn.__file__).parent
+    named = {
+        node.attr
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr.startswith(("ACLNN_ERR", "ACL_ERROR"))
+    }
+    assert named <= {status.name for status in aclnn.Status}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ACL_SUCCESS", 0),
+        ("ACLNN_ERR_PARAM_NULLPTR", 161001),
+        ("ACLNN_ERR_PARAM_INVALID", 161002),
+        ("ACLNN_ERR_RUNTIME_ERROR", 361001),
+        ("ACLNN_ERR_INNER", 561000),
+        ("ACLNN_ERR_INNER_FIND_KERNEL_ERROR", 561003),
+        ("ACLNN_ERR_INNER_CREATE_EXECUTOR", 561101),
+        ("ACLNN_ERR_INNER_NULLPTR", 561103),
+        ("ACL_ERROR_INVALID_PARAM", 100000),
+        ("ACL_ERROR_UNINITIALIZE", 100001),
+        ("ACL_ERROR_REPEAT_INITIALIZE", 100002),
+        ("ACL_ERROR_BAD_ALLOC", 200000),
+        ("ACL_ERROR_INTERNAL_ERROR", 500000),
+    ],
+)
+def test_statuses_have_their_documented_values(name, value):
+    assert aclnn.Status[name] == value
+
+
+def test_constants_have_their_documented_values():
+    dtypes = {
+        "DT_UNDEFINED": -1, "FLOAT": 0, "FLOAT16": 1, "INT8": 2, "INT32": 3, "UINT8": 4,
+        "INT16": 6, "UINT16": 7, "UINT32": 8, "INT64": 9, "UINT64": 10, "DOUBLE": 11, "BOOL": 12,
+        "COMPLEX64": 16, "COMPLEX128": 17, "BF16": 27,
+    }  # fmt: skip
+    formats = {
+        "FORMAT_UNDEFINED": -1, "FORMAT_NCHW": 0, "FORMAT_NHWC": 1, "FORMAT_ND": 2,
+        "FORMAT_NC1HWC0": 3, "FORMAT_FRACTAL_Z": 4, "FORMAT_HWCN": 16, "FORMAT_NDHWC": 27,
+        "FORMAT_FRACTAL_NZ": 29, "FORMAT_NCDHW": 30, "FORMAT_NDC1HWC0": 32, "FRACTAL_Z_3D": 33,
+        "FORMAT_NC": 35, "FORMAT_NCL": 47,
+    }  # fmt: skip
+    others = {
+        "MEMCPY_HOST_TO_HOST": 0, "MEMCPY_HOST_TO_DEVICE": 1, "MEMCPY_DEVICE_TO_HOST": 2,
+        "MEMCPY_DEVICE_TO_DEVICE": 3, "MEM_MALLOC_HUGE_FIRST": 0, "MEM_MALLOC_HUGE_ONLY": 1,
+        "MEM_MALLOC_NORMAL_ONLY": 2, "OPT_DETERMINISTIC": 0,
+    }  # fmt: skip
+    for name, value in (dtypes | formats | others).items():
+        assert getattr(aclnn, f"ACL_{name}") == value
+    assert len(aclnn.aclDataType) == len(dtypes)
+    assert len(aclnn.aclFormat) == len(formats)
+
+
+def test_init_and_finalize():
+    assert aclnn.aclFinalize() == 100001
+    assert aclnn.aclInit(None) == 0
+    assert aclnn.aclInit(None) == 100002
+    assert "aclInit was called before" in said()
+    assert aclnn.aclFinalize() == 0
+    assert aclnn.aclFinalize() == 100001
+
+
+def test_devices():
+    assert aclnn.aclrtGetDeviceCount() == (0, 1)
+    assert aclnn.aclrtGetDevice()[0] == 107002
+    assert "call aclrtSetDevice first" in said()
+    for wrong in (1, -1, "0"):
+        assert aclnn.aclrtSetDevice(wrong) == 107001
+    assert "deviceId must be 0 to 0, got '0'" in said()
+    assert aclnn.aclrtSetDevice(0) == 0
+    assert aclnn.aclrtGetDevice() == (0, 0)
+    assert aclnn.aclrtResetDevice(0) == 0
+    assert aclnn.aclrtMalloc(16)[0] == 107002
+
+
+def test_a_thread_without_a_device_shares_that_of_the_process(device):
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(aclnn.aclrtGetDevice()))
+    thread.start()
+    thread.join()
+    assert seen == [(0, 0)]
+
+
+def test_contexts():
+    status, context = aclnn.aclrtCreateContext(0)
+    assert status == 0
+    assert aclnn.aclrtGetCurrentContext() == (0, context)
+    assert aclnn.aclrtDestroyContext(context) == 0
+    assert aclnn.aclrtDestroyContext(context) == 107002
+    assert aclnn.aclrtSetCurrentContext(context) == 107002
+    assert aclnn.aclrtSetCurrentContext(None) == 100000
+    assert aclnn.aclrtCreateContext(7) == (107001, None)
+
+
+def test_streams(device):
+    status, stream = aclnn.aclrtCreateStream()
+    assert status == 0
+    assert aclnn.aclrtSynchronizeStream(stream) == 0
+    assert aclnn.aclrtSynchronizeStream(None) == 0
+    assert aclnn.aclrtSynchronizeDevice() == 0
+    assert aclnn.aclrtDestroyStream(stream) == 0
+    assert aclnn.aclrtDestroyStream(stream) == 107003
+    assert aclnn.aclrtSynchronizeStream(stream) == 107003
+    assert aclnn.aclrtDestroyStream(None) == 100000
+
+
+def test_determinism_is_stored(device):
+    assert aclnn.aclrtCtxGetSysParamOpt(aclnn.ACL_OPT_DETERMINISTIC) == (0, 0)
+    for value in range(4):
+        assert aclnn.aclrtCtxSetSysParamOpt(0, value) == 0
+        assert aclnn.aclrtCtxGetSysParamOpt(0) == (0, value)
+    assert aclnn.aclrtCtxSetSysParamOpt(0, 4) == 100000
+    assert aclnn.aclrtCtxSetSysParamOpt(1, 0) == 100000
+    assert aclnn.aclrtCtxGetSysParamOpt(9) == (100000, None)
+
+
+def test_soc_name_follows_the_product():
+    names = set()
+    for key in aclnn.PRODUCTS:
+        aclnn.set_product(key)
+        names.add(aclnn.aclrtGetSocName())
+    aclnn.set_product("ascend950")
+    assert len(names) == len(aclnn.PRODUCTS) == 6
+
+
+def test_copies_there_and_back(device):
+    data = np.random.default_rng(0).standard_normal(7)
+    pointers = [aclnn.aclrtMalloc(data.nbytes, policy)[1] for policy in range(3)]
+    assert all(pointer % 64 == 0 for pointer in pointers)
+    host = aclnn.aclrtMallocHost(data.nbytes)[1]
+    assert aclnn.aclrtMemcpy(host, 56, data, 56, H2H) == 0
+    assert aclnn.aclrtMemcpy(pointers[0], 56, host, 56, H2D) == 0
+    assert aclnn.aclrtMemcpyAsync(pointers[1], 56, pointers[0], 56, D2D, None) == 0
+    back = np.full(7, np.nan)
+    assert aclnn.aclrtMemcpy(back, 56, pointers[1], 56, D2H) == 0
+    np.testing.assert_array_equal(back, data)
+    raw = bytearray(56)
+    assert aclnn.aclrtMemcpy(raw, 56, pointers[1], 56, D2H) == 0
+    assert bytes(raw) == data.tobytes()
+    assert aclnn.aclrtMemcpy(pointers[2], 56, data.tobytes(), 56, H2D) == 0
+    assert aclnn.aclrtMemset(pointers[2], 56, 0, 8) == 0
+    assert aclnn.aclrtMemcpy(back.ctypes.data, 56, pointers[2], 56, D2H) == 0
+    np.testing.assert_array_equal(back, [0, *data[1:]])
+    assert [aclnn.aclrtFree(pointer) for pointer in pointers] == [0, 0, 0]
+    assert aclnn.aclrtFreeHost(host) == 0
+
+
+def test_copy_rules(device):
+    data = np.ones(4, np.float32)
+    pointer = aclnn.aclrtMalloc(16)[1]
+    assert aclnn.aclrtMemcpy(None, 0, None, 0, H2D) == 0  # count 0 is success
+    assert aclnn.aclrtMemcpy(None, 16, data, 16, H2D) == 100000
+    assert "dst must not be null" in said()
+    assert aclnn.aclrtMemcpy(pointer, 16, 0, 16, H2D) == 100000
+    assert "src must not be null" in said()
+    assert aclnn.aclrtMemcpy(pointer, 8, data, 16, H2D) == 100000
+    assert "count must not exceed destMax, 8, got 16" in said()
+    assert aclnn.aclrtMemcpy(pointer, 16, data, 16, 4) == 100000
+    assert "kind must be a value of aclrtMemcpyKind, got 4" in said()
+    assert aclnn.aclrtMemcpy(pointer, 32, np.ones(8, np.float32), 32, H2D) == 100000
+    assert "leave allocation" in said()
+    assert "by 16 bytes at its end" in said()
+    assert aclnn.aclrtMemcpy(data, 32, pointer, 32, D2H) == 100000  # either side
+    assert aclnn.aclrtMemcpy(pointer, 16, data[:2], 16, H2D) == 100000
+    assert "src must have 16 bytes, got 8" in said()
+    assert aclnn.aclrtMemcpy(pointer, 8, data[::2], 8, H2D) == 100000
+    assert "src must be contiguous" in said()
+    assert aclnn.aclrtMemcpy(b"0123", 4, pointer, 4, D2H) == 100000
+    assert "dst must be writable" in said()
+    assert aclnn.aclrtMemcpy(data, 16, data.ctypes.data, 16, D2H) == 100000
+    assert "belongs to no device allocation" in said()
+    assert aclnn.aclrtMemcpy(pointer, 16, pointer, 16, H2D) == 100000
+    assert "src must be host memory as kind says" in said()
+    assert aclnn.aclrtMemcpy(pointer, 16, data, -1, H2D) == 100000
+    assert aclnn.aclrtMemset(pointer, 16, 0, 17) == 100000
+    assert aclnn.aclrtMemset(None, 16, 0, 16) == 100000
+    assert aclnn.aclrtMemset(None, 16, 0, 0) == 0
+    assert aclnn.aclrtFree(pointer) == 0
+    assert aclnn.aclrtMemcpy(pointer, 16, data, 16, H2D) == 100000
+    assert "which aclrtFree has freed" in said()
+
+
+def test_free_rules(device):
+    pointer = aclnn.aclrtMalloc(100)[1]
+    host = aclnn.aclrtMallocHost(100)[1]
+    assert aclnn.aclrtFree(pointer + 4) == 100000
+    assert "is 4 bytes inside allocation" in said()
+    assert aclnn.aclrtFree(host) == 100000
+    assert "belongs to no device allocation" in said()
+    assert aclnn.aclrtFree(None) == 100000
+    assert "devPtr must not be null" in said()
+    assert aclnn.aclrtFree(pointer) == 0
+    assert aclnn.aclrtFree(pointer) == 100000
+    assert "which aclrtFree has already freed" in said()
+    assert aclnn.aclrtFreeHost(host) == 0
+    assert aclnn.aclrtFreeHost(host) == 100000
+
+
+def test_malloc_rules(device):
+    for wrong in (0, -1, None, 2.5):
+        assert aclnn.aclrtMalloc(wrong) == (100000, 0)
+        assert aclnn.aclrtMallocHost(wrong) == (100000, 0)
+    assert aclnn.aclrtMalloc(8, 3) == (100000, 0)
+    assert aclnn.aclrtMalloc(1 << 62) == (200000, 0)
+    assert aclnn.aclrtMalloc(1 << 70) == (200000, 0)
+    assert "not enough memory" in said()
+
+
+def test_freed_memory_is_not_handed_out_at_once(device):
+    pointer = aclnn.aclrtMalloc(64)[1]
+    aclnn.aclrtFree(pointer)
+    others = [aclnn.aclrtMalloc(64)[1] for _ in range(100)]
+    assert pointer not in others
+    for other in others:
+        assert aclnn.aclrtFree(other) == 0
+
+
+def test_live_allocations_are_listed(device):
+    before = memory.DEVICE.live()
+    pointer = aclnn.aclrtMalloc(48)[1]
+    (leak,) = [block for block in memory.DEVICE.live() if block not in before]
+    assert (leak.address, leak.nbytes, leak.maker) == (pointer, 48, "aclrtMalloc")
+    assert str(leak).endswith(f"of aclrtMalloc (48 bytes at {pointer:#x})")
+    aclnn.aclrtFree(pointer)
+
+
+def test_memory_is_kept_by_many_threads(device):
+    wrong = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(200):
+            data = rng.integers(0, 255, 128, np.uint8)
+            pointer = aclnn.aclrtMalloc(128)[1]
+            aclnn.aclrtMemcpy(pointer, 128, data, 128, H2D)
+            back = np.zeros(128, np.uint8)
+            aclnn.aclrtMemcpy(back, 128, pointer, 128, D2H)
+            if aclnn.aclrtFree(pointer) or not np.array_equal(back, data):
+                wrong.append(pointer)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_bad_device_setting_is_a_status(monkeypatch):
+    monkeypatch.setenv("NORMGRAD_DEVICE", "tpu")
+    assert aclnn.aclrtSetDevice(0) == 500000
+    assert "NORMGRAD_DEVICE must be cpu, cuda or cuda:N, got 'tpu'" in said()

@@ -1,0 +1,247 @@
+"""aclTensor, aclBoolArray, aclIntArray, and computing through every kind of view."""
+
+import numpy as np
+import pytest
+import torch
+from aclnn_calls import BATCH_NORM, GROUP_NORM, LAYER_NORM, arguments, compute, numpy_type, tensor
+
+from normgrad import DtypeError, aclnn, batch_norm_backward, layer_norm_backward
+
+
+@pytest.fixture(autouse=True)
+def _device():
+    aclnn.aclrtSetDevice(0)
+
+
+def said():
+    return aclnn.aclGetRecentErrMsg()
+
+
+def create(**changes):
+    given = {
+        "viewDims": (2, 3),
+        "viewDimsNum": 2,
+        "dataType": aclnn.ACL_FLOAT16,
+        "strides": (4, 1),
+        "offset": 5,
+        "format": aclnn.ACL_FORMAT_NC,
+        "storageDims": (3, 4),
+        "storageDimsNum": 2,
+        "data": 4096,
+        **changes,
+    }
+    return aclnn.aclCreateTensor(*given.values())
+
+
+def test_a_tensor_tells_what_it_is():
+    made = create()
+    assert aclnn.aclGetViewShape(made) == (0, (2, 3), 2)
+    assert aclnn.aclGetViewStrides(made) == (0, (4, 1), 2)
+    assert aclnn.aclGetViewOffset(made) == (0, 5)
+    assert aclnn.aclGetStorageShape(made) == (0, (3, 4), 2)
+    assert aclnn.aclGetFormat(made) == (0, aclnn.ACL_FORMAT_NC)
+    assert aclnn.aclGetDataType(made) == (0, aclnn.ACL_FLOAT16)
+    assert made.address == 4096 + 5 * 2
+    assert repr(made) == "aclTensor(shape=(2, 3), strides=(4, 1), float16, address=0x100a)"
+
+
+def test_null_strides_mean_contiguous_and_dims_are_copied():
+    dims = [2, 3]
+    made = create(viewDims=dims, strides=None)
+    dims[0] = 99
+    assert aclnn.aclGetViewShape(made)[1] == (2, 3)
+    assert aclnn.aclGetViewStrides(made)[1] == (3, 1)
+
+
+def test_only_the_stated_number_of_dims_is_read():
+    assert aclnn.aclGetViewShape(create(viewDims=(2, 3, 4, 5)))[1] == (2, 3)
+    scalar = create(viewDims=None, viewDimsNum=0, strides=None)
+    assert aclnn.aclGetViewShape(scalar) == (0, (), 0)
+    assert scalar.high - scalar.low == 2  # a 0-d tensor is not empty
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"viewDims": None}, "viewDims must not be null for 2 elements"),
+        ({"viewDims": (2,)}, "viewDims must have 2 elements, got 1"),
+        ({"viewDims": (2, -3)}, "viewDims must not be negative, got (2, -3)"),
+        ({"viewDims": (2, 0.5)}, "viewDims must be an integer, got 0.5"),
+        ({"strides": (1,)}, "strides must have 2 elements, got 1"),
+        ({"dataType": 99}, "dataType must be a value of aclDataType, got 99"),
+        ({"format": "ND"}, "format must be a value of aclFormat, got 'ND'"),
+        ({"offset": None}, "offset must be an integer, got None"),
+        ({"data": "here"}, "data must be an integer, got 'here'"),
+        ({"storageDims": None}, "storageDims must not be null for 2 elements"),
+    ],
+)
+def test_a_tensor_that_cannot_be_made_is_none(changes, words):
+    assert create(**changes) is None
+    assert said() == f"aclCreateTensor: {words}"
+
+
+def test_arrays_are_copied():
+    bits, numbers = [True, False], [4, 5, 6]
+    made = aclnn.aclCreateBoolArray(bits, 2), aclnn.aclCreateIntArray(numbers, 2)
+    bits[0], numbers[0] = False, 0
+    assert made[0].values == (True, False)
+    assert made[1].values == (4, 5)
+    assert aclnn.aclCreateBoolArray(None, 1) is None
+    assert aclnn.aclCreateIntArray([1], 2) is None
+    assert aclnn.aclCreateBoolArray(None, 0).values == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "destroy"),
+    [
+        (create, aclnn.aclDestroyTensor),
+        (lambda: aclnn.aclCreateBoolArray([True], 1), aclnn.aclDestroyBoolArray),
+        (lambda: aclnn.aclCreateIntArray([1], 1), aclnn.aclDestroyIntArray),
+    ],
+)
+def test_destroying(make, destroy):
+    assert destroy(None) == 0
+    made = make()
+    assert destroy(made) == 0
+    assert destroy(made) == 161002
+    assert "was destroyed" in said()
+    assert destroy("something") == 161002
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        aclnn.aclGetViewShape,
+        aclnn.aclGetViewStrides,
+        aclnn.aclGetViewOffset,
+        aclnn.aclGetStorageShape,
+        aclnn.aclGetFormat,
+        aclnn.aclGetDataType,
+    ],
+)
+def test_asking_null_or_a_destroyed_tensor(ask):
+    assert ask(None)[0] == 161001
+    made = create()
+    aclnn.aclDestroyTensor(made)
+    assert ask(made)[0] == 161002
+
+
+@pytest.mark.parametrize("dtype", [d for d in aclnn.aclDataType if d != -1])
+def test_numpy_arrays_of_every_type(dtype):
+    made = aclnn.tensor(np.zeros((2, 3), numpy_type(dtype)))
+    assert aclnn.aclGetDataType(made) == (0, dtype)
+
+
+def test_torch_tensors_are_seen_in_place():
+    array = torch.zeros(2, 4, 3, dtype=torch.bfloat16).transpose(1, 2)
+    made = aclnn.tensor(array)
+    assert aclnn.aclGetDataType(made)[1] == aclnn.ACL_BF16
+    assert aclnn.aclGetViewStrides(made)[1] == (12, 1, 3)
+    assert made.address == array.data_ptr()
+
+
+def test_what_is_no_array_raises():
+    with pytest.raises(TypeError, match="must be a NumPy array"):
+        aclnn.tensor([1, 2])
+    with pytest.raises(DtypeError, match="must be of a type that aclDataType has"):
+        aclnn.tensor(np.zeros(3, "<U1"))
+
+
+def test_strided_tensors_inside_a_storage():
+    """Each tensor is a view with an offset and gaps in device memory; the gaps keep their bytes."""
+    rng = np.random.default_rng(7)
+    shape = (3, 4, 5)
+    size, marker = 3 * 4 * 5, np.float32(-77.25)
+
+    def place(values, strides, offset, storage):
+        """Values in a marked storage: pointer, tensor, and the view to read it back."""
+        host = np.full(storage, marker, np.float32)
+        view = np.lib.stride_tricks.as_strided(
+            host[offset:], values.shape, [4 * step for step in strides]
+        )
+        view[...] = values
+        pointer = aclnn.aclrtMalloc(host.nbytes)[1]
+        assert aclnn.aclrtMemcpy(pointer, host.nbytes, host, host.nbytes, 1) == 0
+        made = aclnn.aclCreateTensor(
+            values.shape, values.ndim, 0, strides, offset, 2, (storage,), 1, pointer
+        )
+        return pointer, made, host, view
+
+    dy, x = (100 + 3 * rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    vectors = {
+        name: rng.random(4).astype(np.float32) + 0.5 for name in ("mean", "invstd", "weight")
+    }
+    nan3, nan1 = np.full(shape, np.nan, np.float32), np.full(4, np.nan, np.float32)
+    placed = {
+        "gradOut": place(dy, (1, 15, 3), 4, size + 9),  # transposed
+        "input": place(x, (48, 12, 2), 1, 150),  # gaps
+        "saveMean": place(vectors["mean"], (3,), 2, 14),
+        "saveInvstd": place(vectors["invstd"], (1,), 5, 9),
+        "weight": place(vectors["weight"], (2,), 0, 8),
+        "gradInput": place(nan3, (44, 11, 2), 3, 140),
+        "gradWeight": place(nan1, (5,), 7, 30),
+        "gradBias": place(nan1, (1,), 1, 6),
+    }
+    given = arguments(BATCH_NORM, shape=shape) | {name: p[1] for name, p in placed.items()}
+    compute(BATCH_NORM, given)
+    expected = batch_norm_backward(
+        dy, x, vectors["weight"], save_mean=vectors["mean"], save_invstd=vectors["invstd"]
+    )
+    results = dict(zip(("gradInput", "gradWeight", "gradBias"), expected, strict=True))
+    for name, (pointer, _, host, view) in placed.items():
+        before = host.copy()
+        assert aclnn.aclrtMemcpy(host, host.nbytes, pointer, host.nbytes, 2) == 0
+        if name in results:
+            np.testing.assert_array_equal(view, results[name])
+            view[...] = np.nan  # what is left are the gaps
+        np.testing.assert_array_equal(host, before)
+        assert aclnn.aclrtFree(pointer) == 0
+
+
+def test_stride_0_is_legal_for_inputs():
+    given = arguments(LAYER_NORM, shape=(2, 3, 4))
+    row = np.random.default_rng(2).standard_normal((1, 1, 4)).astype(np.float32)
+    spread = np.broadcast_to(row, (2, 3, 4))
+    out = np.full((2, 3, 4), np.nan, np.float32)
+    given |= {"gradOut": aclnn.tensor(spread), "gradInputOut": aclnn.tensor(out)}
+    compute(LAYER_NORM, given)
+    ones = np.ones((2, 3, 4), np.float32)
+    stats = np.ones((2, 3, 1), np.float32)
+    expected = layer_norm_backward(spread.copy(), ones, (4,), stats, stats, np.ones(4, np.float32))
+    np.testing.assert_array_equal(out, expected.grad_input)
+
+
+def test_negative_strides():
+    rng = np.random.default_rng(4)
+    dy, x = (rng.standard_normal((2, 3, 4)).astype(np.float32) for _ in range(2))
+    outs = [np.full((2, 3, 4), np.nan, np.float32) for _ in range(2)]
+    for out, flip in zip(outs, (False, True), strict=True):
+        seen = (lambda a: a[:, ::-1, ::-1]) if flip else (lambda a: a)
+        given = arguments(BATCH_NORM) | {
+            "gradOut": aclnn.tensor(seen(dy)),
+            "input": aclnn.tensor(seen(x)),
+            "gradInput": aclnn.tensor(seen(out)),
+        }
+        compute(BATCH_NORM, given)
+    np.testing.assert_array_equal(outs[0], outs[1])
+
+
+@pytest.mark.parametrize("name", [BATCH_NORM, LAYER_NORM, GROUP_NORM])
+def test_torch_and_numpy_agree(name):
+    results = []
+    for kind in (np.asarray, torch.from_numpy):
+        rng = np.random.default_rng(9)
+        given = arguments(name)
+        data = [kind(rng.standard_normal((2, 3, 4)).astype(np.float32)) for _ in range(2)]
+        out = np.full((2, 3, 4), np.nan, np.float32)
+        key = "gradInputOut" if name == LAYER_NORM else "gradInput"
+        given |= {"gradOut": aclnn.tensor(data[0]), "input": aclnn.tensor(data[1])}
+        compute(name, given | {key: aclnn.tensor(kind(out))})
+        results.append(out)
+    assert not np.isnan(results[0]).any()
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_tensor_keeps_its_array_alive():
+    made = tensor((2, 3, 4))
+    assert made.owner[0].sum() == 24

@@ -1,0 +1,162 @@
+"""Both interfaces over GPU memory. Needs torch with CUDA and nothing else of the test suite."""
+
+import numpy as np
+import pytest
+
+from normgrad import aclnn, batch_norm_backward, infiniop
+from normgrad.device import memory_of
+from normgrad.spec import TensorSpec
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+]
+H2D, D2H, D2D = 1, 2, 3
+
+
+def test_bytes_there_and_back():
+    memory = memory_of("cuda:0")
+    owner, address = memory.allocate(64)
+    held, other = memory.allocate(64)
+    data, back = np.arange(8.0), np.zeros(8)
+    memory.copy(address, data.ctypes.data, 64, H2D, 0)
+    memory.copy(other, address, 64, D2D, 0)
+    memory.fill(address, 0, 64, 0)
+    memory.copy(back.ctypes.data, other, 64, D2H, 0)
+    np.testing.assert_array_equal(back, data)
+    memory.copy(back.ctypes.data, address, 64, D2H, 0)
+    np.testing.assert_array_equal(back, np.zeros(8))
+    memory.synchronize(0)
+    memory.synchronize(None)
+    del owner, held
+
+
+@pytest.mark.parametrize("strides", [(4, 1), (1, 3), (-4, 1), (-4, -1)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_views_are_copied(strides, dtype):
+    kind = getattr(torch, dtype)
+    source = torch.arange(12, dtype=kind, device="cuda").reshape(3, 4)
+    target = torch.zeros(20, dtype=kind, device="cuda")
+    start = -min(0, 2 * strides[0]) - min(0, 3 * strides[1])
+    address = target.data_ptr() + start * target.element_size()
+    memory = memory_of("cuda:0")
+    owner, stream = memory.new_stream()
+    torch.cuda.synchronize()
+    memory.copy_view(
+        address,
+        TensorSpec((3, 4), strides, dtype),
+        source.data_ptr(),
+        TensorSpec.contiguous((3, 4), dtype),
+        stream,
+    )
+    memory.synchronize(stream)
+    expected = np.zeros(20)
+    for row in range(3):
+        for column in range(4):
+            expected[start + row * strides[0] + column * strides[1]] = 4 * row + column
+    np.testing.assert_array_equal(target.double().cpu().numpy(), expected)
+    del owner
+
+
+def problem(shape=(8, 16, 33)):
+    rng = np.random.default_rng(0)
+    dy, x = ((100 + 3 * rng.standard_normal(shape)).astype(np.float32) for _ in range(2))
+    weight, mean, variance = (0.5 + rng.random(shape[1]).astype(np.float32) for _ in range(3))
+    return dy, x, weight, mean, variance
+
+
+def close(got, want):
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("shift", [0, 4])
+def test_aclnn_from_memory_to_memory(monkeypatch, shift):
+    """With ``shift`` gradInput lies over input, one element on: it goes through the workspace."""
+    monkeypatch.setenv("NORMGRAD_DEVICE", "cuda")
+    assert aclnn.aclrtSetDevice(0) == 0, aclnn.aclGetRecentErrMsg()
+    status, stream = aclnn.aclrtCreateStream()
+    assert status == 0
+    dy, x, weight, mean, variance = problem()
+    invstd = 1 / np.sqrt(variance)
+    pointers = []
+
+    def place(array, room=0):
+        status, pointer = aclnn.aclrtMalloc(array.nbytes + room)
+        assert status == 0
+        assert aclnn.aclrtMemcpy(pointer, array.nbytes, array, array.nbytes, H2D) == 0
+        pointers.append(pointer)
+        return pointer
+
+    def over(pointer, shape):
+        return aclnn.aclCreateTensor(shape, len(shape), 0, None, 0, 2, shape, len(shape), pointer)
+
+    x_at = place(x, room=4)
+    result = x_at + shift if shift else place(np.full_like(x, np.nan))
+    small = [place(np.full(16, np.nan, np.float32)) for _ in range(2)]
+    status, size, executor = aclnn.aclnnBatchNormBackwardGetWorkspaceSize(
+        over(place(dy), x.shape),
+        over(x_at, x.shape),
+        over(place(weight), (16,)),
+        None,
+        None,
+        over(place(mean), (16,)),
+        over(place(invstd), (16,)),
+        True,
+        1e-5,
+        aclnn.aclCreateBoolArray([True] * 3, 3),
+        over(result, x.shape),
+        *(over(pointer, (16,)) for pointer in small),
+    )
+    assert status == 0, aclnn.aclGetRecentErrMsg()
+    workspace = aclnn.aclrtMalloc(size)[1] if size else None
+    status = aclnn.aclnnBatchNormBackward(workspace, size, executor, stream)
+    assert status == 0, aclnn.aclGetRecentErrMsg()
+    assert aclnn.aclrtSynchronizeStream(stream) == 0
+    expected = batch_norm_backward(dy, x, weight, save_mean=mean, save_invstd=invstd)
+    for pointer, want in zip((result, *small), expected, strict=True):
+        got = np.full_like(want, np.nan)
+        assert aclnn.aclrtMemcpy(got, got.nbytes, pointer, got.nbytes, D2H) == 0
+        close(got, want)
+    for pointer in pointers:
+        assert aclnn.aclrtFree(pointer) == 0
+    assert aclnn.aclrtDestroyStream(stream) == 0
+
+
+def test_infiniop_over_torch_tensors():
+    assert infiniop.infinirtSetDevice(infiniop.INFINI_DEVICE_NVIDIA, 0) == 0
+    try:
+        handle = infiniop.infiniopCreateHandle()[1]
+        dy, x, weight, mean, variance = problem()
+        expected = batch_norm_backward(
+            dy, x, weight, save_mean=mean, save_invstd=variance, save_invstd_is="variance", eps=0.0
+        )
+        results = [np.full_like(want, np.nan) for want in expected]
+        arrays = [
+            torch.from_numpy(array).cuda() for array in (*results, x, dy, weight, mean, variance)
+        ]
+        arrays[1] = arrays[5]  # grad_weight over weight: through memory of our own
+        tensors = [
+            infiniop.infiniopCreateTensorDescriptor(
+                array.dim(), tuple(array.shape), None, infiniop.INFINI_DTYPE_F32
+            )[1]
+            for array in arrays
+        ]
+        status, desc = infiniop.infiniopCreateBatchNormBackwardDescriptor(handle, *tensors)
+        assert status == 0, infiniop.recent_error()
+        size = infiniop.infiniopGetBatchNormBackwardWorkspaceSize(desc)[1]
+        status, workspace = infiniop.infinirtMalloc(size)
+        assert status == 0
+        torch.cuda.synchronize()
+        status, stream = infiniop.infinirtStreamCreate()
+        assert status == 0
+        addresses = [array.data_ptr() for array in arrays]
+        status = infiniop.infiniopBatchNormBackward(desc, workspace, size, *addresses, stream)
+        assert status == 0, infiniop.recent_error()
+        assert infiniop.infinirtStreamSynchronize(stream) == 0
+        for got, want in zip(arrays, expected, strict=False):
+            close(got.cpu().numpy(), want)
+        assert infiniop.infinirtFree(workspace) == 0
+        assert infiniop.infinirtStreamDestroy(stream) == 0
+    finally:
+        assert infiniop.infinirtSetDevice(infiniop.INFINI_DEVICE_CPU, 0) == 0
