@@ -43,7 +43,13 @@ def _view(fmt: Format, address: int, count: int, writing: bool) -> Any:
         return np.empty(0, _STORAGE[fmt.name])
     ranges, verb = (_writable, "writes") if writing else (_readable, "reads")
     _checked(ranges, address, nbytes, verb)
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), _STORAGE[fmt.name])
+    return _bytes_at(address, nbytes).view(_STORAGE[fmt.name])
+
+
+def _bytes_at(address: int, nbytes: int) -> Any:
+    """Memory as an array of bytes."""
+    memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(memory, np.uint8)
 
 
 def _compute_type(fmt: Format) -> Any:
@@ -78,12 +84,13 @@ def store(fmt: Format, address: int, values: Any) -> None:
     store_part(fmt, address, values, fmt.lanes)
 
 
-def stream(fmt: Format, address: int, values: Any) -> None:
+def stream(fmt: Format, address: int, first: Any, second: Any) -> None:
     """As in `lowering`: alignment is part of the bargain."""
-    if address % (fmt.itemsize * fmt.lanes):
+    if address % 64:
         msg = f"a streamed store at {address:#x} is not aligned"
         raise IndexError(msg)
-    store(fmt, address, values)
+    store(fmt, address, first)
+    store(fmt, address + fmt.lanes * fmt.itemsize, second)
 
 
 def store_part(fmt: Format, address: int, values: Any, count: int) -> None:
@@ -97,7 +104,7 @@ def store_wide(address: int, values: Any, count: int) -> None:
     """As in `lowering`."""
     nbytes = 8 * count
     _checked(_writable, address, nbytes, "writes")
-    np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.float64)[:] = values[:count]
+    _bytes_at(address, nbytes).view(np.float64)[:] = values[:count]
 
 
 def splat(fmt: Format, value: float) -> Any:

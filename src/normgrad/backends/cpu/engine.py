@@ -93,4 +93,5 @@ def _interpret(
             kind = writable if role in spec.wanted else readable
             kind.append((address + low, address + high))
     with memory(readable, writable), np.errstate(all="ignore"):
-        driver.drive(config.block, [address or 0 for address in addresses], workspace, 0)
+        drive: Any = driver.drive
+        drive(config.block, [address or 0 for address in addresses], workspace, 0)

@@ -22,9 +22,9 @@ _FLAGS: Final = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}
 inner = numba.njit(**_FLAGS)
 
 _BLOCK = types.CPointer(types.int64)
-# status = task(params, addresses, workspace, argument, index)
+# Parameter block, addresses, workspace, argument, index of the task.
 TASK_SIGNATURE: Final = types.int32(_BLOCK, _BLOCK, types.int64, types.int64, types.int64)
-# status = drive(params, addresses, workspace, sync)
+# Parameter block, addresses, workspace, counters that threads share.
 DRIVER_SIGNATURE: Final = types.int32(_BLOCK, _BLOCK, types.int64, types.int64)
 
 _lock = threading.Lock()

@@ -1,21 +1,20 @@
-"""What `vector` names, as LLVM instructions. Addresses are integers; lane 0 is the first element."""
+"""What `vector` names, as LLVM instructions. Addresses are integers, lane 0 comes first."""
 
+import operator
 import os
 import platform
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
+from numba.core.imputils import lower_constant
 from numba.extending import (
     intrinsic,
-    lower_builtin,
     models,
     overload,
     register_model,
     typeof_impl,
 )
-from numba.core.imputils import lower_constant
-import operator
 
 from normgrad.backends.cpu.formats import Format
 
@@ -31,6 +30,23 @@ _STORED = {
     "int64": _I64,
 }
 _X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
+
+
+def _compiles_for(feature):
+    """Whether the code that Numba makes may use a feature of the processor."""
+    if config.CPU_NAME or config.CPU_FEATURES:
+        return f"+{feature}" in (config.CPU_FEATURES or "").split(",")
+    return bool(binding.get_host_cpu_features().get(feature))
+
+
+# Float16 conversions are instructions everywhere but on old x86, where LLVM would call functions
+# that nobody provides.
+_HAS_HALF = not _X86 or _compiles_for("f16c")
+# One instruction instead of seven; it flushes numbers below 2**-126 to zero. The cache of compiled
+# kernels is keyed by the processor's features.
+_HAS_BF16 = _X86 and _compiles_for("avx512bf16")
+if _HAS_BF16:
+    binding.initialize_native_asmparser()
 _LINE = 64
 
 
@@ -110,10 +126,48 @@ def _const(type_, value):
     return ir.Constant(type_, value)
 
 
+def _half_widened(builder, stored):
+    """Float16 to float32 in integers: the exponent moves by 112, subnormals come right with it."""
+    whole, single = _like(stored.type, _I32), _like(stored.type, _F32)
+    bits = builder.zext(builder.bitcast(stored, _like(stored.type, _I16)), whole)
+    size = builder.shl(builder.and_(bits, _const(whole, 0x7FFF)), _const(whole, 13))
+    scaled = builder.fmul(builder.bitcast(size, single), _const(single, 2.0**112))
+    special = builder.icmp_unsigned(">=", size, _const(whole, 0x7C00 << 13))
+    exponent = builder.or_(size, _const(whole, 0x7F800000))
+    value = builder.select(special, exponent, builder.bitcast(scaled, whole))
+    sign = builder.shl(builder.and_(bits, _const(whole, 0x8000)), _const(whole, 16))
+    return builder.bitcast(builder.or_(value, sign), single)
+
+
+def _half_narrowed(builder, values):
+    """Float32 to float16 in integers, to nearest even."""
+    whole, half = _like(values.type, _I32), _like(values.type, _I16)
+    bits = builder.bitcast(values, whole)
+    size = builder.and_(bits, _const(whole, 0x7FFFFFFF))
+    last = builder.and_(builder.lshr(size, _const(whole, 13)), _const(whole, 1))
+    moved = builder.sub(size, _const(whole, 0x38000000 - 0xFFF))
+    normal = builder.lshr(builder.add(moved, last), _const(whole, 13))
+    # One half has the step of float16's subnormals in its last place: adding it rounds.
+    single = values.type
+    aligned = builder.fadd(builder.bitcast(size, single), _const(single, 0.5))
+    tiny = builder.sub(builder.bitcast(aligned, whole), _const(whole, 0x3F000000))
+    value = builder.select(
+        builder.icmp_unsigned("<", size, _const(whole, 0x38800000)), tiny, normal
+    )
+    too_large = builder.icmp_unsigned(">=", size, _const(whole, 0x477FF000))
+    value = builder.select(too_large, _const(whole, 0x7C00), value)
+    is_nan = builder.icmp_unsigned(">", size, _const(whole, 0x7F800000))
+    value = builder.select(is_nan, _const(whole, 0x7E00), value)
+    sign = builder.and_(builder.lshr(bits, _const(whole, 16)), _const(whole, 0x8000))
+    return builder.bitcast(builder.trunc(builder.or_(value, sign), half), _like(single, _F16))
+
+
 def _widened(builder, fmt, stored):
     """Stored elements, one or many, as compute numbers: exact."""
     if fmt.name == "float16":
-        return builder.fpext(stored, _like(stored.type, _F32))
+        if _HAS_HALF:
+            return builder.fpext(stored, _like(stored.type, _F32))
+        return _half_widened(builder, stored)
     if fmt.name == "bfloat16":
         whole = _like(stored.type, _I32)
         shifted = builder.shl(builder.zext(stored, whole), _const(whole, 16))
@@ -124,9 +178,14 @@ def _widened(builder, fmt, stored):
 def _narrowed(builder, fmt, values):
     """Compute numbers rounded once, to nearest even, as they are stored."""
     if fmt.name == "float16":
-        return builder.fptrunc(values, _like(values.type, _F16))
+        if _HAS_HALF:
+            return builder.fptrunc(values, _like(values.type, _F16))
+        return _half_narrowed(builder, values)
     if fmt.name != "bfloat16":
         return values
+    if _HAS_BF16 and isinstance(values.type, ir.VectorType):
+        halves = ir.FunctionType(_like(values.type, _I16), [values.type])
+        return builder.asm(halves, "vcvtneps2bf16 $1, $0", "=v,v", [values], False)
     whole = _like(values.type, _I32)
     bits = builder.bitcast(values, whole)
     last = builder.and_(builder.lshr(bits, _const(whole, 16)), _const(whole, 1))
@@ -182,18 +241,38 @@ def store(typingctx, fmt, address, values):
     return types.none(fmt, types.int64, _lanes_of(fmt.fmt)), codegen
 
 
+def _line(builder, values, address):
+    """A store of whole cache lines past the cache."""
+    written = builder.store(values, _pointer(builder, address, values.type), align=_LINE)
+    written.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+
+
 @intrinsic
-def stream(typingctx, fmt, address, values):
-    """A full vector past the cache; the address must be a multiple of its size."""
+def stream(typingctx, fmt, address, first, second):
+    """Two vectors past the cache; the address must be a multiple of 64.
+
+    Two, because 16 elements of 16 bits are half a line: LLVM narrows them with an instruction
+    that writes memory itself and forgets about the cache.
+    """
 
     def codegen(context, builder, signature, arguments):
-        narrow = _narrowed(builder, fmt.fmt, arguments[2])
-        target = _pointer(builder, arguments[1], narrow.type)
-        written = builder.store(narrow, target, align=fmt.fmt.itemsize * fmt.fmt.lanes)
-        written.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        if fmt.fmt.name == "bfloat16" and _HAS_BF16:
+            kind = ir.FunctionType(ir.VectorType(_I16, 32), [arguments[2].type] * 2)
+            text = "vcvtne2ps2bf16 $1, $2, $0"
+            both = builder.asm(kind, text, "=v,v,v", list(arguments[2:]), False)
+            _line(builder, both, arguments[1])
+            return context.get_dummy_value()
+        one, other = (_narrowed(builder, fmt.fmt, values) for values in arguments[2:])
+        if fmt.fmt.itemsize == 2:
+            order = ir.Constant(ir.VectorType(_I32, 32), list(range(32)))
+            _line(builder, builder.shuffle_vector(one, other, order), arguments[1])
+        else:
+            _line(builder, one, arguments[1])
+            _line(builder, other, builder.add(arguments[1], _I64(_LINE)))
         return context.get_dummy_value()
 
-    return types.none(fmt, types.int64, _lanes_of(fmt.fmt)), codegen
+    vector = _lanes_of(fmt.fmt)
+    return types.none(fmt, types.int64, vector, vector), codegen
 
 
 def _mask(builder, count, size):
@@ -486,7 +565,7 @@ def _binary(name, instruction):
 
     def typed(first, second):
         if isinstance(first, LanesType) and first == second:
-            return lambda first, second: operation(first, second)
+            return lambda first, second: operation(first, second)  # noqa: PLW0108 (Numba's way)
         return None
 
     overload(getattr(operator, name))(typed)

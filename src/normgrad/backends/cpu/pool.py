@@ -25,12 +25,12 @@ class Pool:
 
     def _forget(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[..., int], Job]] = queue.SimpleQueue()
-        self._helpers = 0
+        self.helpers = 0
         self._lock = threading.Lock()
 
     def run(self, function: Callable[..., int], job: Job, helpers: int) -> int:
         """Call a function here and, as they come free, in helpers with the same arguments."""
-        if self._helpers < helpers:
+        if self.helpers < helpers:
             self._start(helpers)
         for _ in range(helpers):
             self._jobs.put((function, job))
@@ -38,15 +38,15 @@ class Pool:
 
     def _start(self, helpers: int) -> None:
         with self._lock:
-            while self._helpers < helpers:
-                name = f"normgrad-{self._helpers + 1}"
+            while self.helpers < helpers:
+                name = f"normgrad-{self.helpers + 1}"
                 try:
                     threading.Thread(
                         target=_help, args=(self._jobs,), name=name, daemon=True
                     ).start()
                 except RuntimeError:  # no more threads, or the interpreter is going down
                     return
-                self._helpers += 1
+                self.helpers += 1
 
 
 def _help(jobs: "queue.SimpleQueue[tuple[Callable[..., int], Job]]") -> None:

@@ -24,6 +24,7 @@ BLOCK_ROWS = 128
 JOINED_COLUMNS = 256
 # Past this size of x, dy and dx together the results will not be found in a cache anyway.
 STREAM_BYTES = 24 << 20
+STREAM_SEGMENT = 1024
 
 _DATA = {"dy": slots.DY, "x": slots.X, "dx": slots.DX}
 _VECTORS = {
@@ -136,7 +137,13 @@ class Program:
         params[slots.WRITE_DX] = int(spec.dx is not None)
         large = 3 * geometry.size * self.format.itemsize > STREAM_BYTES
         in_place = "dx" not in self.arrangement.copied
-        params[slots.STREAM_DX] = int(spec.dx is not None and large and in_place)
+        # Segments may begin and end inside lines, which cannot be streamed: short ones must not.
+        length = geometry.inner
+        if self.arrangement.order != "channels-first":
+            length = geometry.parameters
+        length *= self.format.itemsize
+        short = length % 64 != 0 and length < STREAM_SEGMENT
+        params[slots.STREAM_DX] = int(spec.dx is not None and large and in_place and not short)
         params[slots.FROM_VARIANCE] = int(spec.rstd_is == "variance")
         (params[slots.EPS],) = struct.unpack("q", struct.pack("d", spec.eps))
 
@@ -336,8 +343,8 @@ class Needs:
         wanted = set(spec.wanted)
         own = self.correction == slots.OWN_CORRECTION and spec.op is not Op.LAYER_NORM
         elemt = spec.op is Op.BATCH_NORM_ELEMT
-        self.sum_xmu = own or bool(wanted & {"dgamma", "sum_dy_xmu"}) and not elemt
-        self.sum_dy = self.sum_xmu or bool(wanted & {"dbeta", "sum_dy"}) and not elemt
+        self.sum_xmu = own or (bool(wanted & {"dgamma", "sum_dy_xmu"}) and not elemt)
+        self.sum_dy = self.sum_xmu or (bool(wanted & {"dbeta", "sum_dy"}) and not elemt)
         self.x = self.sum_xmu or self.correction != slots.NO_CORRECTION
         self.data = tuple(
             role

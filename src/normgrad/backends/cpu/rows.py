@@ -6,15 +6,13 @@ float64.
 
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.columns import add_rows, clear, join_columns
-from normgrad.backends.cpu.formats import F64
-from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, put
+from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, put_row, read_any
 from normgrad.backends.cpu.vector import (
     fence,
     fma,
     lanes,
     load,
     load_part,
-    read,
     size_of,
     splat,
     store,
@@ -99,8 +97,13 @@ def four_rows(
     vs0, vs1, vs2, vs3 = splat(fmt, s0), splat(fmt, s1), splat(fmt, s2), splat(fmt, s3)
     vb0, vb1, vb2, vb3 = splat(fmt, b0), splat(fmt, b1), splat(fmt, b2), splat(fmt, b3)
     vc0, vc1, vc2, vc3 = splat(fmt, c0), splat(fmt, c1), splat(fmt, c2), splat(fmt, c3)
+    whole = columns // width * width
+    if streaming:
+        whole = columns // (2 * width) * (2 * width)
     column = 0
-    while columns - column >= width:
+    while column < whole:
+        # Where lines are streamed, two vectors of each row at a time.
+        halves = 2 if streaming else 1
         d0 = load(fmt, dy)
         d1 = load(fmt, dy + dy_step)
         d2 = load(fmt, dy + 2 * dy_step)
@@ -109,35 +112,56 @@ def four_rows(
         t1 = load(fmt, x + x_step) - vm1
         t2 = load(fmt, x + 2 * x_step) - vm2
         t3 = load(fmt, x + 3 * x_step) - vm3
+        w0 = d0 * vs0
+        w1 = d1 * vs1
+        w2 = d2 * vs2
+        w3 = d3 * vs3
+        if adding:
+            store(flat, sums, load(flat, sums) + ((d0 + d1) + (d2 + d3)))
+            q = fma(w0, t0, w1 * t1) + fma(w2, t2, w3 * t3)
+            store(flat, sums_xhat, load(flat, sums_xhat) + q)
         if writing:
             g = load(flat, gamma)
-            r0 = fma(vs0 * g, d0, fma(vb0, t0, vc0))
-            r1 = fma(vs1 * g, d1, fma(vb1, t1, vc1))
-            r2 = fma(vs2 * g, d2, fma(vb2, t2, vc2))
-            r3 = fma(vs3 * g, d3, fma(vb3, t3, vc3))
+            r0 = fma(w0, g, fma(vb0, t0, vc0))
+            r1 = fma(w1, g, fma(vb1, t1, vc1))
+            r2 = fma(w2, g, fma(vb2, t2, vc2))
+            r3 = fma(w3, g, fma(vb3, t3, vc3))
             if streaming:
-                stream(fmt, dx, r0)
-                stream(fmt, dx + dx_step, r1)
-                stream(fmt, dx + 2 * dx_step, r2)
-                stream(fmt, dx + 3 * dx_step, r3)
+                d0 = load(fmt, dy + step)
+                d1 = load(fmt, dy + step + dy_step)
+                d2 = load(fmt, dy + step + 2 * dy_step)
+                d3 = load(fmt, dy + step + 3 * dy_step)
+                t0 = load(fmt, x + step) - vm0
+                t1 = load(fmt, x + step + x_step) - vm1
+                t2 = load(fmt, x + step + 2 * x_step) - vm2
+                t3 = load(fmt, x + step + 3 * x_step) - vm3
+                w0 = d0 * vs0
+                w1 = d1 * vs1
+                w2 = d2 * vs2
+                w3 = d3 * vs3
+                g = load(flat, gamma + unit)
+                stream(fmt, dx, r0, fma(w0, g, fma(vb0, t0, vc0)))
+                stream(fmt, dx + dx_step, r1, fma(w1, g, fma(vb1, t1, vc1)))
+                stream(fmt, dx + 2 * dx_step, r2, fma(w2, g, fma(vb2, t2, vc2)))
+                stream(fmt, dx + 3 * dx_step, r3, fma(w3, g, fma(vb3, t3, vc3)))
+                if adding:
+                    there = sums + unit
+                    store(flat, there, load(flat, there) + ((d0 + d1) + (d2 + d3)))
+                    there = sums_xhat + unit
+                    q = fma(w0, t0, w1 * t1) + fma(w2, t2, w3 * t3)
+                    store(flat, there, load(flat, there) + q)
             else:
                 store(fmt, dx, r0)
                 store(fmt, dx + dx_step, r1)
                 store(fmt, dx + 2 * dx_step, r2)
                 store(fmt, dx + 3 * dx_step, r3)
-        if adding:
-            p = load(flat, sums) + ((d0 + d1) + (d2 + d3))
-            store(flat, sums, p)
-            q01 = fma(d0, t0 * vs0, d1 * (t1 * vs1))
-            q23 = fma(d2, t2 * vs2, d3 * (t3 * vs3))
-            store(flat, sums_xhat, load(flat, sums_xhat) + (q01 + q23))
-        dy += step
-        x += step
-        dx += step
-        gamma += unit
-        sums += unit
-        sums_xhat += unit
-        column += width
+        dy += halves * step
+        x += halves * step
+        dx += halves * step
+        gamma += halves * unit
+        sums += halves * unit
+        sums_xhat += halves * unit
+        column += halves * width
     return column
 
 
@@ -156,12 +180,13 @@ def one_row(
         at = column * size_of(flat)
         d = load_part(fmt, dy + here, part)
         t = load_part(fmt, x + here, part) - vm
+        w = d * vs
         if writing:
             g = load_part(flat, gamma + at, part)
-            store_part(fmt, dx + here, fma(vs * g, d, fma(vb, t, vc)), part)
+            store_part(fmt, dx + here, fma(w, g, fma(vb, t, vc)), part)
         if adding:
             store_part(flat, sums + at, load_part(flat, sums + at, part) + d, part)
-            q = fma(d, t * vs, load_part(flat, sums_xhat + at, part))
+            q = fma(w, t, load_part(flat, sums_xhat + at, part))
             store_part(flat, sums_xhat + at, q, part)
         column += width
 
@@ -201,16 +226,24 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
                     fmt, flat, params, addresses, workspace, dy, x, gamma, row
                 )
                 m1, s1, b1, c1 = row_factors(
-                    fmt, flat, params, addresses, workspace, dy + dy_step, x + x_step, gamma, row + 1
+                    fmt,
+                    flat,
+                    params,
+                    addresses,
+                    workspace,
+                    dy + dy_step,
+                    x + x_step,
+                    gamma,
+                    row + 1,
                 )
+                two, two_x = dy + 2 * dy_step, x + 2 * x_step
                 m2, s2, b2, c2 = row_factors(
-                    fmt, flat, params, addresses, workspace, dy + 2 * dy_step, x + 2 * x_step, gamma,
-                    row + 2,
-                )  # fmt: skip
+                    fmt, flat, params, addresses, workspace, two, two_x, gamma, row + 2
+                )
+                three, three_x = two + dy_step, two_x + x_step
                 m3, s3, b3, c3 = row_factors(
-                    fmt, flat, params, addresses, workspace, dy + 3 * dy_step, x + 3 * x_step, gamma,
-                    row + 3,
-                )  # fmt: skip
+                    fmt, flat, params, addresses, workspace, three, three_x, gamma, row + 3
+                )
                 done = four_rows(
                     fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns,
                     m0, m1, m2, m3, s0, s1, s2, s3, b0, b1, b2, b3, c0, c1, c2, c3,
@@ -266,9 +299,19 @@ def spread_gamma(flat):
 
     def spread_gamma_task(params, addresses, workspace, argument, index):
         target = place(params, addresses, workspace, argument)
-        for column in range(params[slots.COLUMNS]):
-            gamma = entry(params, addresses, workspace, slots.GAMMA, column, 1.0)
-            write(flat, target + column * size_of(flat), gamma)
+        columns = params[slots.COLUMNS]
+        code = params[slots.GAMMA + slots.CODE]
+        if code < 0:
+            for _ in range(columns):
+                write(flat, target, 1.0)
+                target += size_of(flat)
+            return 0
+        source = place(params, addresses, workspace, slots.GAMMA)
+        step = params[slots.GAMMA + slots.STRIDE]
+        for _ in range(columns):
+            write(flat, target, read_any(code, source))
+            target += size_of(flat)
+            source += step
         return 0
 
     return spread_gamma_task
@@ -282,12 +325,9 @@ def join_rows(flat):
         first = index * params[slots.CHUNK]
         last = min(first + params[slots.CHUNK], columns)
         join_columns(flat, params, workspace, 0, first, last)
-        sums = workspace + params[slots.AT_SUMS]
-        for column in range(first, last):
-            dbeta = read(F64, sums + column * 8)
-            put(params, addresses, workspace, slots.DBETA, column, dbeta)
-            dgamma = read(F64, sums + (columns + column) * 8)
-            put(params, addresses, workspace, slots.DGAMMA, column, dgamma)
+        sums = workspace + params[slots.AT_SUMS] + first * 8
+        put_row(params, addresses, workspace, slots.DBETA, first, last, sums)
+        put_row(params, addresses, workspace, slots.DGAMMA, first, last, sums + columns * 8)
         return 0
 
     return join_rows_task

@@ -20,6 +20,7 @@ from normgrad.backends.cpu.vector import (
     lanes,
     load,
     load_part,
+    prefetch,
     read,
     size_of,
     splat,
@@ -31,166 +32,227 @@ from normgrad.backends.cpu.vector import (
     zero,
 )
 
-# Vectors that one accumulator takes before it is added up in float64: 4 accumulators of 16 lanes
-# make blocks of 8192 numbers.
+# Vectors that an accumulator takes before it is added up in float64: 4 of 16 lanes make 8192
+# numbers.
 _DEPTH = 128
+# Segments of up to this many bytes are too short for the processor to see them coming.
+_SHORT = 256
+_AHEAD = 4
 
 
 @jit.inner
-def sums(fmt, dy, x, length, mean):
-    """The sums of dy and of dy * (x - mean) over contiguous elements, in float64."""
+def sums(fmt, dy, x, dy_step, x_step, segments, length, mean):
+    """The sums of dy and of dy * (x - mean) over segments at an even distance, in float64."""
     width = lanes(fmt)
     step = width * size_of(fmt)
     centre = splat(fmt, mean)
+    short = length * size_of(fmt) <= _SHORT
     sum_dy = 0.0
     sum_xmu = 0.0
-    left = length
-    while left > 0:
-        p0 = zero(fmt)
-        p1 = zero(fmt)
-        p2 = zero(fmt)
-        p3 = zero(fmt)
-        q0 = zero(fmt)
-        q1 = zero(fmt)
-        q2 = zero(fmt)
-        q3 = zero(fmt)
-        rounds = min(left // (4 * width), _DEPTH)
-        for _ in range(rounds):
-            d0 = load(fmt, dy)
-            d1 = load(fmt, dy + step)
-            d2 = load(fmt, dy + 2 * step)
-            d3 = load(fmt, dy + 3 * step)
-            q0 = fma(d0, load(fmt, x) - centre, q0)
-            q1 = fma(d1, load(fmt, x + step) - centre, q1)
-            q2 = fma(d2, load(fmt, x + 2 * step) - centre, q2)
-            q3 = fma(d3, load(fmt, x + 3 * step) - centre, q3)
-            p0 = p0 + d0
-            p1 = p1 + d1
-            p2 = p2 + d2
-            p3 = p3 + d3
-            dy += 4 * step
-            x += 4 * step
-        left -= rounds * 4 * width
-        if rounds < _DEPTH:
-            while left >= width:
-                d0 = load(fmt, dy)
-                q1 = fma(d0, load(fmt, x) - centre, q1)
-                p1 = p1 + d0
-                dy += step
-                x += step
-                left -= width
-            if left > 0:
-                d0 = load_part(fmt, dy, left)
-                q2 = fma(d0, load_part(fmt, x, left) - centre, q2)
-                p2 = p2 + d0
+    p0 = zero(fmt)
+    p1 = zero(fmt)
+    p2 = zero(fmt)
+    p3 = zero(fmt)
+    q0 = zero(fmt)
+    q1 = zero(fmt)
+    q2 = zero(fmt)
+    q3 = zero(fmt)
+    depth = _DEPTH
+    for _ in range(segments):
+        if short:
+            prefetch(dy + _AHEAD * dy_step)
+            prefetch(x + _AHEAD * x_step)
+        left = length
+        at = dy
+        at_x = x
+        while left > 0:
+            rounds = min(left // (4 * width), depth)
+            for _ in range(rounds):
+                d0 = load(fmt, at)
+                d1 = load(fmt, at + step)
+                d2 = load(fmt, at + 2 * step)
+                d3 = load(fmt, at + 3 * step)
+                q0 = fma(d0, load(fmt, at_x) - centre, q0)
+                q1 = fma(d1, load(fmt, at_x + step) - centre, q1)
+                q2 = fma(d2, load(fmt, at_x + 2 * step) - centre, q2)
+                q3 = fma(d3, load(fmt, at_x + 3 * step) - centre, q3)
+                p0 = p0 + d0
+                p1 = p1 + d1
+                p2 = p2 + d2
+                p3 = p3 + d3
+                at += 4 * step
+                at_x += 4 * step
+            left -= rounds * 4 * width
+            depth -= rounds
+            if left < 4 * width:
+                depth -= 1
+                if left >= width:
+                    d0 = load(fmt, at)
+                    q0 = fma(d0, load(fmt, at_x) - centre, q0)
+                    p0 = p0 + d0
+                if left >= 2 * width:
+                    d1 = load(fmt, at + step)
+                    q1 = fma(d1, load(fmt, at_x + step) - centre, q1)
+                    p1 = p1 + d1
+                if left >= 3 * width:
+                    d2 = load(fmt, at + 2 * step)
+                    q2 = fma(d2, load(fmt, at_x + 2 * step) - centre, q2)
+                    p2 = p2 + d2
+                rest = left % width
+                if rest > 0:
+                    last = (left - rest) * size_of(fmt)
+                    d3 = load_part(fmt, at + last, rest)
+                    # Lanes without an element hold 0 - mean; their dy is 0.
+                    q3 = fma(d3, load_part(fmt, at_x + last, rest) - centre, q3)
+                    p3 = p3 + d3
                 left = 0
-        sum_dy += total((p0 + p1) + (p2 + p3))
-        sum_xmu += total((q0 + q1) + (q2 + q3))
+            if depth <= 0:
+                sum_dy += total((p0 + p1) + (p2 + p3))
+                sum_xmu += total((q0 + q1) + (q2 + q3))
+                p0 = zero(fmt)
+                p1 = zero(fmt)
+                p2 = zero(fmt)
+                p3 = zero(fmt)
+                q0 = zero(fmt)
+                q1 = zero(fmt)
+                q2 = zero(fmt)
+                q3 = zero(fmt)
+                depth = _DEPTH
+        dy += dy_step
+        x += x_step
+    sum_dy += total((p0 + p1) + (p2 + p3))
+    sum_xmu += total((q0 + q1) + (q2 + q3))
     return sum_dy, sum_xmu
 
 
 @jit.inner
-def sums_of_dy(fmt, dy, length):
+def sums_of_dy(fmt, dy, dy_step, segments, length):
     """The sum of dy alone; x is not read."""
     width = lanes(fmt)
     step = width * size_of(fmt)
     sum_dy = 0.0
-    left = length
-    while left > 0:
-        p0 = zero(fmt)
-        p1 = zero(fmt)
-        p2 = zero(fmt)
-        p3 = zero(fmt)
-        rounds = min(left // (4 * width), _DEPTH)
-        for _ in range(rounds):
-            p0 = p0 + load(fmt, dy)
-            p1 = p1 + load(fmt, dy + step)
-            p2 = p2 + load(fmt, dy + 2 * step)
-            p3 = p3 + load(fmt, dy + 3 * step)
-            dy += 4 * step
-        left -= rounds * 4 * width
-        if rounds < _DEPTH:
-            while left >= width:
-                p1 = p1 + load(fmt, dy)
-                dy += step
-                left -= width
-            if left > 0:
-                p2 = p2 + load_part(fmt, dy, left)
-                left = 0
-        sum_dy += total((p0 + p1) + (p2 + p3))
+    for _ in range(segments):
+        left = length
+        at = dy
+        while left > 0:
+            p0 = zero(fmt)
+            p1 = zero(fmt)
+            p2 = zero(fmt)
+            p3 = zero(fmt)
+            rounds = min(left // (4 * width), _DEPTH)
+            for _ in range(rounds):
+                p0 = p0 + load(fmt, at)
+                p1 = p1 + load(fmt, at + step)
+                p2 = p2 + load(fmt, at + 2 * step)
+                p3 = p3 + load(fmt, at + 3 * step)
+                at += 4 * step
+            left -= rounds * 4 * width
+            if left < 4 * width:
+                while left > 0:
+                    part = min(left, width)
+                    p1 = p1 + load_part(fmt, at, part)
+                    at += step
+                    left -= part
+            sum_dy += total((p0 + p1) + (p2 + p3))
+        dy += dy_step
     return sum_dy
 
 
 @jit.inner
-def gradient(fmt, dy, x, dx, length, mean, a, b, c, streaming):
-    """``dx = a * dy + b * (x - mean) + c`` over contiguous elements."""
+def gradients(fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, a, b, c, streaming):
+    """``dx = a * dy + b * (x - mean) + c`` over segments at an even distance."""
     width = lanes(fmt)
     step = width * size_of(fmt)
     centre = splat(fmt, mean)
     va = splat(fmt, a)
     vb = splat(fmt, b)
     vc = splat(fmt, c)
-    left = length
-    if streaming:
-        head = min((-dx & 63) // size_of(fmt), left)
-        while head > 0:
-            part = min(head, width)
-            t = load_part(fmt, x, part) - centre
-            store_part(fmt, dx, fma(va, load_part(fmt, dy, part), fma(vb, t, vc)), part)
-            dy += part * size_of(fmt)
-            x += part * size_of(fmt)
-            dx += part * size_of(fmt)
-            head -= part
-            left -= part
+    for _ in range(segments):
+        left = length
+        at = dy
+        at_x = x
+        to = dx
+        if streaming:
+            head = min((-to & 63) // size_of(fmt), left)
+            while head > 0:
+                part = min(head, width)
+                t = load_part(fmt, at_x, part) - centre
+                store_part(fmt, to, fma(va, load_part(fmt, at, part), fma(vb, t, vc)), part)
+                at += part * size_of(fmt)
+                at_x += part * size_of(fmt)
+                to += part * size_of(fmt)
+                head -= part
+                left -= part
+            while left >= 2 * width:
+                r0 = fma(va, load(fmt, at), fma(vb, load(fmt, at_x) - centre, vc))
+                r1 = fma(va, load(fmt, at + step), fma(vb, load(fmt, at_x + step) - centre, vc))
+                stream(fmt, to, r0, r1)
+                at += 2 * step
+                at_x += 2 * step
+                to += 2 * step
+                left -= 2 * width
         while left >= width:
-            stream(fmt, dx, fma(va, load(fmt, dy), fma(vb, load(fmt, x) - centre, vc)))
-            dy += step
-            x += step
-            dx += step
+            store(fmt, to, fma(va, load(fmt, at), fma(vb, load(fmt, at_x) - centre, vc)))
+            at += step
+            at_x += step
+            to += step
             left -= width
-    else:
-        while left >= width:
-            store(fmt, dx, fma(va, load(fmt, dy), fma(vb, load(fmt, x) - centre, vc)))
-            dy += step
-            x += step
-            dx += step
-            left -= width
-    if left > 0:
-        t = load_part(fmt, x, left) - centre
-        store_part(fmt, dx, fma(va, load_part(fmt, dy, left), fma(vb, t, vc)), left)
+        if left > 0:
+            t = load_part(fmt, at_x, left) - centre
+            store_part(fmt, to, fma(va, load_part(fmt, at, left), fma(vb, t, vc)), left)
+        dy += dy_step
+        x += x_step
+        dx += dx_step
 
 
 @jit.inner
-def scaled(fmt, dy, dx, length, a):
-    """``dx = a * dy`` over contiguous elements; x is not read."""
+def scaled(fmt, dy, dx, dy_step, dx_step, segments, length, a):
+    """``dx = a * dy`` over segments at an even distance; x is not read."""
     width = lanes(fmt)
     step = width * size_of(fmt)
     va = splat(fmt, a)
-    left = length
-    while left >= width:
-        store(fmt, dx, va * load(fmt, dy))
-        dy += step
-        dx += step
-        left -= width
-    if left > 0:
-        store_part(fmt, dx, va * load_part(fmt, dy, left), left)
+    for _ in range(segments):
+        left = length
+        at = dy
+        to = dx
+        while left >= width:
+            store(fmt, to, va * load(fmt, at))
+            at += step
+            to += step
+            left -= width
+        if left > 0:
+            store_part(fmt, to, va * load_part(fmt, at, left), left)
+        dy += dy_step
+        dx += dx_step
 
 
 @jit.inner
-def segment_sums(fmt, params, dy, x, length, mean):
-    """The sums that are needed of one segment."""
+def needed_sums(fmt, params, dy, x, segments, length, mean):
+    """The sums that are needed of some segments of a slab."""
+    dy_step = slab_step(params, slots.DY)
     if params[slots.SUM_XMU]:
-        return sums(fmt, dy, x, length, mean)
-    return sums_of_dy(fmt, dy, length), 0.0
+        x_step = slab_step(params, slots.X)
+        return sums(fmt, dy, x, dy_step, x_step, segments, length, mean)
+    return sums_of_dy(fmt, dy, dy_step, segments, length), 0.0
 
 
 @jit.inner
-def segment_gradient(fmt, params, dy, x, dx, length, mean, a, b, c):
-    """The gradient of one segment, by its correction."""
+def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b, c):
+    """The gradients of some segments of a slab, the last one first: it was read last."""
+    dy_step = slab_step(params, slots.DY)
+    x_step = slab_step(params, slots.X)
+    dx_step = slab_step(params, slots.DX)
+    last = first + segments - 1
+    dy += last * dy_step
+    x += last * x_step
+    dx += last * dx_step
     if params[slots.CORRECTION]:
-        gradient(fmt, dy, x, dx, length, mean, a, b, c, params[slots.STREAM_DX] != 0)
+        streaming = params[slots.STREAM_DX] != 0
+        gradients(
+            fmt, dy, x, dx, -dy_step, -x_step, -dx_step, segments, length, mean, a, b, c, streaming
+        )
     else:
-        scaled(fmt, dy, dx, length, a)
+        scaled(fmt, dy, dx, -dy_step, -dx_step, segments, length, a)
 
 
 @jit.inner
@@ -220,18 +282,18 @@ def parameter(params, slab, segment):
 
 
 @jit.inner
-def gathered(params, addresses, workspace, slab, segment, rstd, sum_dy, sum_xmu):
-    """One segment's sums as its slab adds them; group norm keeps them for its parameters."""
-    if not params[slots.BY_ROW]:
-        return sum_dy, sum_xmu
-    column = parameter(params, slab, segment)
-    columns = params[slots.COLUMNS]
+def kept_sums(params, workspace, slab):
+    """Where group norm keeps the sums of a slab's first channel for its parameters."""
     sample = slab // params[slots.GROUPS]
-    kept = workspace + params[slots.AT_SUMS] + (sample * 2 * columns + column) * 8
-    write(F64, kept, sum_dy)
-    write(F64, kept + columns * 8, sum_xmu * rstd)
-    gamma = entry(params, addresses, workspace, slots.GAMMA, column, 1.0)
-    return gamma * sum_dy, gamma * sum_xmu
+    column = sample * 2 * params[slots.COLUMNS] + parameter(params, slab, 0)
+    return workspace + params[slots.AT_SUMS] + column * 8
+
+
+@jit.inner
+def keep(params, address, rstd, sum_dy, sum_xmu):
+    """Leave a channel's share of the parameter gradients."""
+    write(F64, address, sum_dy)
+    write(F64, address + params[slots.COLUMNS] * 8, sum_xmu * rstd)
 
 
 @jit.inner
@@ -259,13 +321,35 @@ def slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
 
 
 @jit.inner
+def slab_sums(fmt, params, addresses, workspace, slab, dy, x, mean, rstd):
+    """All sums of a slab as its factors need them."""
+    inner = params[slots.INNER]
+    segments = params[slots.SEGMENTS]
+    if not params[slots.BY_ROW]:
+        return needed_sums(fmt, params, dy, x, segments, inner, mean)
+    sum_dy = 0.0
+    sum_xmu = 0.0
+    dy_step = slab_step(params, slots.DY)
+    x_step = slab_step(params, slots.X)
+    column = parameter(params, slab, 0)
+    kept = kept_sums(params, workspace, slab)
+    for segment in range(segments):
+        one, other = needed_sums(fmt, params, dy, x, 1, inner, mean)
+        keep(params, kept + segment * 8, rstd, one, other)
+        gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
+        sum_dy += gamma * one
+        sum_xmu += gamma * other
+        dy += dy_step
+        x += x_step
+    return sum_dy, sum_xmu
+
+
+@jit.inner
 def whole_slabs(fmt, params, addresses, workspace, index):
     """A few slabs from sums to gradients."""
     inner = params[slots.INNER]
     segments = params[slots.SEGMENTS]
-    dy_step = slab_step(params, slots.DY)
-    x_step = slab_step(params, slots.X)
-    dx_step = slab_step(params, slots.DX)
+    by_row = params[slots.BY_ROW] != 0
     first = index * params[slots.PER_TASK]
     for slab in range(first, min(first + params[slots.PER_TASK], params[slots.SLABS])):
         dy = slab_start(params, addresses, workspace, slots.DY, slab)
@@ -275,43 +359,21 @@ def whole_slabs(fmt, params, addresses, workspace, index):
         sum_dy = 0.0
         sum_xmu = 0.0
         if params[slots.SUM_DY]:
-            for segment in range(segments):
-                one, other = segment_sums(
-                    fmt, params, dy + segment * dy_step, x + segment * x_step, inner, mean
-                )
-                one, other = gathered(
-                    params, addresses, workspace, slab, segment, rstd, one, other
-                )
-                sum_dy += one
-                sum_xmu += other
-            if not params[slots.BY_ROW]:
+            sum_dy, sum_xmu = slab_sums(fmt, params, addresses, workspace, slab, dy, x, mean, rstd)
+            if not by_row:
                 slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
         if params[slots.WRITE_DX]:
             dx = slab_start(params, addresses, workspace, slots.DX, slab)
             b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
-            # Backwards: what was read last is nearest.
-            for back in range(segments):
-                segment = segments - 1 - back
-                gamma = entry(
-                    params,
-                    addresses,
-                    workspace,
-                    slots.GAMMA,
-                    parameter(params, slab, segment),
-                    1.0,
+            column = parameter(params, slab, 0)
+            together = 1 if by_row else segments  # segments with one gamma
+            segment = segments - together
+            while segment >= 0:
+                gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
+                write_gradients(
+                    fmt, params, dy, x, dx, segment, together, inner, mean, rstd * gamma, b, c
                 )
-                segment_gradient(
-                    fmt,
-                    params,
-                    dy + segment * dy_step,
-                    x + segment * x_step,
-                    dx + segment * dx_step,
-                    inner,
-                    mean,
-                    rstd * gamma,
-                    b,
-                    c,
-                )
+                segment -= max(together, 1)
     if params[slots.STREAM_DX]:
         fence()
     return 0
@@ -324,26 +386,17 @@ def unit_sums(fmt, params, addresses, workspace, index):
     inner = params[slots.INNER]
     slab = index // pieces
     unit = index - slab * pieces
-    mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
     per_segment = -(-inner // params[slots.PIECE])
     segment = unit // per_segment * params[slots.GATHERED]
+    segments = min(params[slots.GATHERED], params[slots.SEGMENTS] - segment)
     first = unit % per_segment * params[slots.PIECE]
     length = min(params[slots.PIECE], inner - first)
+    mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
     dy = slab_start(params, addresses, workspace, slots.DY, slab) + first * size_of(fmt)
     x = slab_start(params, addresses, workspace, slots.X, slab) + first * size_of(fmt)
-    sum_dy = 0.0
-    sum_xmu = 0.0
-    for one in range(segment, min(segment + params[slots.GATHERED], params[slots.SEGMENTS])):
-        part, part_xmu = segment_sums(
-            fmt,
-            params,
-            dy + one * slab_step(params, slots.DY),
-            x + one * slab_step(params, slots.X),
-            length,
-            mean,
-        )
-        sum_dy += part
-        sum_xmu += part_xmu
+    dy += segment * slab_step(params, slots.DY)
+    x += segment * slab_step(params, slots.X)
+    sum_dy, sum_xmu = needed_sums(fmt, params, dy, x, segments, length, mean)
     parts = workspace + params[slots.AT_PARTS] + index * 16
     write(F64, parts, sum_dy)
     write(F64, parts + 8, sum_xmu)
@@ -361,32 +414,20 @@ def unit_gradients(fmt, params, addresses, workspace, index):
     unit = index - slab * pieces
     per_segment = -(-inner // params[slots.PIECE])
     segment = unit // per_segment * params[slots.GATHERED]
+    segments = min(params[slots.GATHERED], params[slots.SEGMENTS] - segment)
     first = unit % per_segment * params[slots.PIECE]
     length = min(params[slots.PIECE], inner - first)
     mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
     rstd = inverse_deviation(params, addresses, workspace, slab)
+    gamma_index = parameter(params, slab, segment)
+    gamma = entry(params, addresses, workspace, slots.GAMMA, gamma_index, 1.0)
     factors = workspace + params[slots.AT_COEFFICIENTS] + slab * 16
     b = read(F64, factors)
     c = read(F64, factors + 8)
     dy = slab_start(params, addresses, workspace, slots.DY, slab) + first * size_of(fmt)
     x = slab_start(params, addresses, workspace, slots.X, slab) + first * size_of(fmt)
     dx = slab_start(params, addresses, workspace, slots.DX, slab) + first * size_of(fmt)
-    for one in range(segment, min(segment + params[slots.GATHERED], params[slots.SEGMENTS])):
-        gamma = entry(
-            params, addresses, workspace, slots.GAMMA, parameter(params, slab, one), 1.0
-        )
-        segment_gradient(
-            fmt,
-            params,
-            dy + one * slab_step(params, slots.DY),
-            x + one * slab_step(params, slots.X),
-            dx + one * slab_step(params, slots.DX),
-            length,
-            mean,
-            rstd * gamma,
-            b,
-            c,
-        )
+    write_gradients(fmt, params, dy, x, dx, segment, segments, length, mean, rstd * gamma, b, c)
     if params[slots.STREAM_DX]:
         fence()
     return 0
@@ -431,17 +472,26 @@ def join_units():
         if params[slots.SUM_DY]:
             by_row = params[slots.BY_ROW] != 0
             per_segment = pieces // params[slots.SEGMENTS] if by_row else pieces
+            column = parameter(params, slab, 0)
             for segment in range(pieces // max(per_segment, 1)):
                 one = 0.0
                 other = 0.0
                 for piece in range(segment * per_segment, (segment + 1) * per_segment):
                     one += read(F64, parts + piece * 16)
                     other += read(F64, parts + piece * 16 + 8)
-                one, other = gathered(
-                    params, addresses, workspace, slab, segment, rstd, one, other
-                )
-                sum_dy += one
-                sum_xmu += other
+                gamma = 1.0
+                if by_row:
+                    keep(
+                        params,
+                        kept_sums(params, workspace, slab) + segment * 8,
+                        rstd,
+                        one,
+                        other,
+                    )
+                    index = column + segment
+                    gamma = entry(params, addresses, workspace, slots.GAMMA, index, 1.0)
+                sum_dy += gamma * one
+                sum_xmu += gamma * other
             if not by_row:
                 slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
         if params[slots.WRITE_DX]:

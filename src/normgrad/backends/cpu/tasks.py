@@ -6,7 +6,7 @@ from typing import Any
 from normgrad.backends.cpu import columns, copies, driver, jit, rows, scalar, segments
 from normgrad.backends.cpu.formats import Format
 
-_FACTORIES = {
+_FACTORIES: dict[str, Any] = {
     "add_counts": scalar.add_counts,
     "copies": copies.copies,
     "slabs": segments.slabs,

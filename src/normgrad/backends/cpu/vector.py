@@ -5,57 +5,33 @@ optimizer's mood, results over operands need no aliasing checks, and lanes add u
 every machine. Without the compiler the same names come from `checked`.
 """
 
-# ruff: noqa: F401 (one place to import the operations from)
+import importlib
 
 from normgrad.backends.cpu import jit
 
-if jit.ENABLED:
-    from normgrad.backends.cpu.lowering import (
-        add_atomic,
-        call_task,
-        fence,
-        float_of,
-        fma,
-        lanes,
-        load,
-        load_part,
-        move,
-        pause,
-        prefetch,
-        read,
-        size_of,
-        splat,
-        store,
-        store_part,
-        store_wide,
-        stream,
-        total,
-        widen,
-        write,
-        zero,
-    )
-else:
-    from normgrad.backends.cpu.checked import (
-        add_atomic,
-        call_task,
-        fence,
-        float_of,
-        fma,
-        lanes,
-        load,
-        load_part,
-        move,
-        pause,
-        prefetch,
-        read,
-        size_of,
-        splat,
-        store,
-        store_part,
-        store_wide,
-        stream,
-        total,
-        widen,
-        write,
-        zero,
-    )
+_SOURCE = importlib.import_module(
+    "normgrad.backends.cpu.lowering" if jit.ENABLED else "normgrad.backends.cpu.checked"
+)
+
+add_atomic = _SOURCE.add_atomic
+call_task = _SOURCE.call_task
+fence = _SOURCE.fence
+float_of = _SOURCE.float_of
+fma = _SOURCE.fma
+lanes = _SOURCE.lanes
+load = _SOURCE.load
+load_part = _SOURCE.load_part
+move = _SOURCE.move
+pause = _SOURCE.pause
+prefetch = _SOURCE.prefetch
+read = _SOURCE.read
+size_of = _SOURCE.size_of
+splat = _SOURCE.splat
+store = _SOURCE.store
+store_part = _SOURCE.store_part
+store_wide = _SOURCE.store_wide
+stream = _SOURCE.stream
+total = _SOURCE.total
+widen = _SOURCE.widen
+write = _SOURCE.write
+zero = _SOURCE.zero

@@ -1,0 +1,92 @@
+"""What the arithmetic promises: sums that do not drift, results rounded once."""
+
+import numpy as np
+import pytest
+
+from normgrad import functional, hostmem
+from normgrad.dtypes import FLOATS
+from normgrad.spec import Op
+from normgrad.verify import Case, expected, make_problem, run_backend
+
+TERMS = 10_000_000
+
+
+def _long_sums(shape, op):
+    rng = np.random.default_rng(4)
+    x = (100 + 3 * rng.standard_normal(shape, np.float32)).astype(np.float32)
+    dy = rng.standard_normal(shape, np.float32) + np.float32(0.25)
+    mean = np.float32([100.1])
+    rstd = np.float32([1 / 3])
+    truth_dy = dy.astype(np.float64).sum()
+    truth = (dy.astype(np.float64) * (x.astype(np.float64) - np.float64(mean[0]))).sum()
+    truth *= np.float64(rstd[0])
+    mask = (False, True, True)
+    if op is Op.BATCH_NORM:
+        got = functional.batch_norm_backward(
+            dy, x, None, None, None, mean, rstd, output_mask=mask, backend="cpu"
+        )
+    elif op is Op.GROUP_NORM:
+        got = functional.group_norm_backward(
+            dy, x, mean, rstd, num_groups=1, output_mask=mask, backend="cpu"
+        )
+    else:
+        rows = np.full((shape[0], 1), mean[0]), np.full((shape[0], 1), rstd[0])
+        got = functional.layer_norm_backward(dy, x, (1,), *rows, output_mask=mask, backend="cpu")
+    return [(got.grad_weight, truth), (got.grad_bias, truth_dy)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "op"),
+    [
+        pytest.param((10, 1, TERMS // 10), Op.BATCH_NORM, id="channels-first"),
+        pytest.param((TERMS // 50, 1, 50), Op.BATCH_NORM, id="short-segments"),
+        pytest.param((TERMS, 1), Op.BATCH_NORM, id="channels-last"),
+        pytest.param((1, 1, TERMS), Op.GROUP_NORM, id="group"),
+        pytest.param((TERMS, 1), Op.LAYER_NORM, id="rows"),
+    ],
+)
+def test_ten_million_terms_stay_within_four_units(shape, op):
+    for got, truth in _long_sums(shape, op):
+        unit = np.spacing(np.float32(abs(truth)))
+        assert abs(np.float64(got[0]) - truth) <= 4 * unit
+
+
+CASES = [
+    Case(id="channels-first", op=Op.BATCH_NORM, shape=(16, 8, 2048)),
+    Case(id="channels-last", op=Op.BATCH_NORM, shape=(8, 32, 32, 32), layout="channels-last"),
+    Case(id="inference", op=Op.BATCH_NORM, shape=(16, 8, 2048), training=False),
+    Case(id="elemt", op=Op.BATCH_NORM_ELEMT, shape=(16, 8, 2048)),
+    Case(id="rows", op=Op.LAYER_NORM, shape=(256, 1000)),
+    Case(id="group", op=Op.GROUP_NORM, shape=(4, 32, 2000), num_groups=8),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case.id}")
+def test_16_bit_gradients_are_rounded_once(case, dtype):
+    problem = make_problem(case, dtype)
+    want = expected(problem).values["dx"]
+    got = run_backend(problem, "cpu")["dx"].reshape(want.shape)
+    info = FLOATS[dtype]
+    nearest = hostmem.widen(hostmem.narrow(want, dtype), dtype)
+    assert (got != nearest).mean() < 0.01
+    _, exponent = np.frexp(np.abs(want))
+    unit = np.maximum(2 * info.unit_roundoff * np.ldexp(1.0, exponent - 1), info.smallest)
+    # Where terms of about 1 cancel, float32 itself ends: 4 units of its own.
+    unit = np.maximum(unit, 4 * 2.0**-23 * np.abs(want).max())
+    assert (np.abs(got - want) <= unit).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_parameter_gradient_is_rounded_once_from_float64(dtype):
+    # 1 + half a step of the type, and a hair that only float64 holds: up, not to even.
+    half = FLOATS[dtype].unit_roundoff
+    dy = np.zeros((48, 1), np.float32)
+    dy[[0, 16, 32], 0] = 1.0, half, 2.0**-40  # one for each block of rows
+    gamma = hostmem.narrow(np.ones(1), dtype)
+    if dtype == "bfloat16":
+        gamma = gamma.view(pytest.importorskip("ml_dtypes").bfloat16)
+    got = functional.batch_norm_backward(
+        dy, np.ones_like(dy), gamma, output_mask=(False, False, True), backend="cpu"
+    ).grad_bias
+    assert np.float64(got[0]) == 1 + 2 * half

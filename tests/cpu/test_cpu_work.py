@@ -1,0 +1,149 @@
+"""What the backend decides: copies, masks, in-place results, one entry for C."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from normgrad import functional
+from normgrad.backends.cpu import engine
+from normgrad.plan import make_plan
+from normgrad.spec import ROLES, Op, Spec, TensorSpec
+
+
+def _batch_spec(
+    x: TensorSpec, dy: TensorSpec | None = None, wanted=("dx", "dgamma", "dbeta"), **more
+):
+    vector = TensorSpec.contiguous((x.shape[1],), "float32")
+    results = {role: x if role == "dx" else vector for role in wanted}
+    return Spec(
+        op=Op.BATCH_NORM, dy=dy or x, x=x, mean=vector, rstd=vector, gamma=vector, **results, **more
+    )
+
+
+def _config(spec):
+    return make_plan(spec, "cpu").config
+
+
+def test_both_layouts_are_read_in_place():
+    first = TensorSpec.contiguous((4, 6, 5, 7), "bfloat16")
+    last = TensorSpec((4, 6, 5, 7), (210, 1, 42, 6), "bfloat16")
+    for tensor, order in ((first, "channels-first"), (last, "channels-last")):
+        config = _config(_batch_spec(tensor))
+        assert (config.order, config.dtype, config.copied) == (order, "bfloat16", ())
+
+
+def test_only_the_tensor_that_lies_differently_is_copied():
+    first = TensorSpec.contiguous((4, 6, 5, 7), "float32")
+    last = TensorSpec((4, 6, 5, 7), (210, 1, 42, 6), "float32")
+    assert _config(_batch_spec(first, last)).copied == ("dy",)
+    assert _config(_batch_spec(first, first._replace(dtype="float16"))).copied == ("dy",)
+    gaps = TensorSpec((4, 6, 5, 7), (840, 140, 14, 1), "float32")  # every second row of a picture
+    assert _config(_batch_spec(gaps)).copied == ("dy", "x", "dx")
+    samples = TensorSpec((4, 6, 35), (420, 35, 1), "float32")  # every second sample
+    assert _config(_batch_spec(samples)).copied == ()
+
+
+def test_a_mask_leaves_phases_out():
+    last = TensorSpec((8, 64, 16, 16), (16384, 1, 1024, 64), "float32")
+
+    def names(**options):
+        return {phase.split()[0] for phase in _config(_batch_spec(last, **options)).phases}
+
+    assert "blocks_out" not in names(wanted=("dgamma", "dbeta"))
+    assert names(wanted=("dx",), training=False) == {"join_blocks", "blocks_out"}
+    assert "blocks_in" in names(wanted=("dx",))  # the correction needs the sums
+
+
+@pytest.mark.parametrize("axis", [1, 2], ids=["channels-first", "channels-last"])
+def test_x_is_not_read_where_nothing_needs_it(axis):
+    rng = np.random.default_rng(0)
+    dy = rng.standard_normal((3, 40, 40)).astype(np.float32)
+    x = np.full_like(dy, np.nan)
+    ones = np.ones(40, np.float32)
+    common = {"channel_axis": axis, "backend": "cpu"}
+    dx, _, _ = functional.batch_norm_backward(
+        dy,
+        x,
+        None,
+        ones,
+        ones,
+        eps=0.0,
+        training=False,
+        output_mask=(1 > 0, False, False),
+        **common,
+    )
+    np.testing.assert_array_equal(dx, dy)
+    _, _, dbeta = functional.batch_norm_backward(
+        dy, x, None, None, None, ones, ones, output_mask=(False, False, True), **common
+    )
+    np.testing.assert_allclose(dbeta, dy.sum(axis=(0, 3 - axis)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("over", ["x", "dy"])
+@pytest.mark.parametrize("shape", [(4, 6, 35), (1100, 70), (3, 4, 70000)], ids=str)
+def test_in_place(over, shape):
+    rng = np.random.default_rng(1)
+    arrays = {
+        "x": rng.standard_normal(shape).astype(np.float32) + 5,
+        "dy": rng.standard_normal(shape).astype(np.float32),
+    }
+    mean, rstd = np.full(shape[1], 5, np.float32), np.ones(shape[1], np.float32)
+    vectors = (None, None, None, mean, rstd)
+    separate = functional.batch_norm_backward(arrays["dy"], arrays["x"], *vectors, backend="cpu")
+    dgamma, dbeta = np.empty_like(mean), np.empty_like(mean)
+    out = (arrays[over], dgamma, dbeta)
+    functional.batch_norm_backward(arrays["dy"], arrays["x"], *vectors, out=out, backend="cpu")
+    for got, want in zip(out, separate, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_large_results_are_streamed_and_right():
+    # Past the cache, starting at no multiple of a line, with tails.
+    rng = np.random.default_rng(2)
+    shape = (2, 3, 700_001)
+    x = (rng.standard_normal(shape) + 5).astype(np.float32)
+    dy = rng.standard_normal(shape).astype(np.float32)
+    out = np.full(dy.size + 3, np.nan, np.float32)[3:].reshape(shape)
+    mean, rstd = np.full(3, 5, np.float32), np.ones(3, np.float32)
+    vectors = (None, None, None, mean, rstd)
+    small = tuple(np.empty(3, np.float32) for _ in range(2))
+    functional.batch_norm_backward(dy, x, *vectors, out=(out, *small), backend="cpu")
+    want = functional.batch_norm_backward(dy, x, *vectors, backend="reference")
+    np.testing.assert_allclose(out, want.grad_input, rtol=0, atol=2e-6)
+    plain = TensorSpec.contiguous(shape, "float32")
+    assert _config(_batch_spec(plain)).streaming
+
+
+def test_c_callers_run_a_plan_by_address():
+    entry = ctypes.CFUNCTYPE(
+        ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+    )(engine.entry_address())
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((5, 7, 9)).astype(np.float32)
+    dy = rng.standard_normal((5, 7, 9)).astype(np.float32)
+    ones = np.ones(7, np.float32)
+    plan = make_plan(_batch_spec(TensorSpec.contiguous(x.shape, "float32")), "cpu")
+    results = {"dx": np.empty_like(x), "dgamma": np.empty(7, np.float32)}
+    results["dbeta"] = np.empty(7, np.float32)
+    arrays = {"dy": dy, "x": x, "mean": ones, "rstd": ones, "gamma": ones, **results}
+    addresses = (ctypes.c_int64 * len(ROLES))(
+        *(arrays[role].ctypes.data if role in arrays else 0 for role in ROLES)
+    )
+    scratch = np.empty(plan.workspace_bytes + 64, np.uint8)
+    workspace = -(-scratch.ctypes.data // 64) * 64
+    assert entry(ctypes.addressof(plan.config.block), addresses, workspace, None) == 0
+    want = functional.batch_norm_backward(dy, x, ones, None, None, ones, ones, backend="cpu")
+    for got, expected in zip(results.values(), want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_a_plan_prints_what_was_decided():
+    text = repr(make_plan(_batch_spec(TensorSpec.contiguous((4, 6, 35), "float32")), "cpu"))
+    assert "order='channels-first'" in text
+    assert "slabs x" in text
+
+
+def test_cpu_arrays_go_to_this_backend():
+    spec = _batch_spec(TensorSpec.contiguous((4, 6, 35), "float32"))
+    assert make_plan(spec).backend.name == "cpu"
