@@ -99,7 +99,7 @@ def test_every_status_can_be_reached(capi, part):
         ({"NORMGRAD_PRODUCT": "atlas-200i-500-a2"}, 0, 561003),
         ({"NORMGRAD_PRODUCT": "atlas-inference"}, 0, 0),
         ({"NORMGRAD_PRODUCT": "a-toaster"}, 0, 561000),
-        ({"NORMGRAD_DEVICE": "a-toaster"}, 107001, 561003),
+        ({"NORMGRAD_DEVICE": "a-toaster"}, 500000, 561003),
     ],
 )
 def test_settings_of_the_environment(capi, variables, device, plan):
