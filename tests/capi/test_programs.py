@@ -137,6 +137,12 @@ def test_rounds_with_new_tensors_do_not_grow(capi):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_helping_threads_change_no_bit(capi):
+    runs = [capi.run("large.c", NORMGRAD_NUM_THREADS=count) for count in ("1", "2", "5")]
+    assert [done.returncode for done in runs] == [0, 0, 0], runs[-1].stderr
+    assert len({done.stdout for done in runs}) == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -145,14 +151,17 @@ def test_rounds_with_new_tensors_do_not_grow(capi):
         ("statuses.c", "stages"),
         ("infini.c",),
         ("threads.c",),
+        ("large.c",),
     ],
     ids=" ".join,
 )
 def test_under_address_sanitizer(capi_asan, arguments):
     options = "detect_leaks=0:allocator_may_return_null=1:halt_on_error=1"
     stop = "halt_on_error=1:print_stacktrace=1"
-    done = capi_asan.run(*arguments, ASAN_OPTIONS=options, UBSAN_OPTIONS=stop)
-    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    variables = {"ASAN_OPTIONS": options, "UBSAN_OPTIONS": stop, "NORMGRAD_NUM_THREADS": "4"}
+    done = capi_asan.run(*arguments, **variables)
+    assert done.returncode == 0, done.stderr
+    assert "runtime error" not in done.stderr
 
 
 MISTAKES = {
