@@ -44,6 +44,13 @@ int main(int count, char** words)
         return 3;
     if (p_aclrtFree(memory) != ACL_ERROR_INVALID_PARAM)
         return 4;
+    /* Python cannot be unloaded, so neither can the library. */
+    dlclose(first), dlclose(second), dlclose(third);
+    first = dlopen(words[1], RTLD_NOW | RTLD_LOCAL);
+    if (!first || dlsym(first, "aclInit") != (void*)p_aclInit)
+        return 5;
+    if (p_aclInit(NULL) != ACL_ERROR_REPEAT_INITIALIZE)
+        return 6;
     printf("right\n");
     return 0;
 }

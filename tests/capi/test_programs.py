@@ -50,6 +50,19 @@ def test_examples_print_the_worked_numbers(capi, source):
         assert [float(word) for word in printed[name].split()] == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("source", [name for name in WORKED if not name.startswith("infiniop")])
+def test_examples_on_a_gpu(capi, source):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    done = execute(capi.compile(ROOT / "examples" / "c" / source), NORMGRAD_DEVICE="cuda")
+    assert done.returncode == 0, done.stderr
+    printed = dict(line.split(": ") for line in done.stdout.splitlines())
+    for name, want in WORKED[source].items():
+        assert [float(word) for word in printed[name].split()] == pytest.approx(want, rel=1e-5)
+
+
 def seeds():
     for parent in HERE.parents:
         found = sorted((parent / "shared" / "seeds" / "examples").glob("*.cpp"))

@@ -1,6 +1,7 @@
 """Makes the C libraries on the user's machine, for the interpreter that runs this."""
 
 import contextlib
+import importlib.util
 import io
 import os
 import shlex
@@ -85,12 +86,23 @@ def _write_sources(folder: Path) -> None:
         "EXECUTABLE": sys.executable,
         "LIBPYTHON": str(libpython()),
         "PYTHON": sysconfig.get_python_version(),
-        "ROOT": str(Path(normgrad.__file__).absolute().parent.parent),
+        "ROOTS": os.pathsep.join(_roots()),
         "VERSION": normgrad.__version__,
         "DIGEST": signatures.digest(),
     }
     lines = [f"#define NORMGRAD_{name} {_c_string(text)}\n" for name, text in built.items()]
     (folder / "built.h").write_text("".join(lines), encoding="utf-8")
+
+
+def _roots() -> list[str]:
+    """Where normgrad and what it needs are imported from: PYTHONPATH will not be asked again."""
+    roots = [str(Path(normgrad.__file__).absolute().parent.parent)]
+    for name in ("numpy", "_cffi_backend", "cffi", "numba", "torch", "triton"):
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is not None:
+            place = Path(found.origin).absolute().parent
+            roots.append(str(place.parent if found.submodule_search_locations else place))
+    return list(dict.fromkeys(roots))
 
 
 def libpython() -> Path:
@@ -127,7 +139,7 @@ def _compile_library(command: list[str], folder: Path, libraries: Path) -> None:
             f"-I{signatures.INCLUDE}",
             f"-I{folder}",
             *map(str, sources),
-            *("-shared", "-Wl,-z,defs", "-ldl", "-o", f"{target}.new"),
+            *("-shared", "-Wl,-z,defs", "-Wl,-z,nodelete", "-ldl", "-o", f"{target}.new"),
         ]
     )
     Path(f"{target}.new").replace(target)  # a running program keeps the old one

@@ -19,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "built.h" /* NORMGRAD_EXECUTABLE, _LIBPYTHON, _PYTHON, _ROOT, _VERSION, _DIGEST */
+#include "built.h" /* NORMGRAD_EXECUTABLE, _LIBPYTHON, _PYTHON, _ROOTS, _VERSION, _DIGEST */
 
 struct normgrad_table normgrad_table;
 
@@ -64,9 +64,10 @@ static struct {
 static const char* const bootstrap =
     "problem = ''\n"
     "try:\n"
-    "    import sys\n"
-    "    if root not in sys.path:\n"
-    "        sys.path.insert(0, root)\n"
+    "    import os, sys\n"
+    "    own, *others = roots.split(os.pathsep)\n"
+    "    sys.path[:0] = [own][own in sys.path:]\n"
+    "    sys.path += [root for root in others if root not in sys.path]\n"
     "    from normgrad.capi.bridge import start\n"
     "    start(library, version, digest, host, table)\n"
     "except BaseException as error:\n"
@@ -172,7 +173,7 @@ static int fill_table(void) /* with the GIL */
     PyObject *names = py.PyDict_New(), *done = NULL;
     if (!dladdr((void*)&fill_table, &self))
         self.dli_fname = "";
-    if (names && give(names, "root", py.PyUnicode_DecodeFSDefault(NORMGRAD_ROOT)) &&
+    if (names && give(names, "roots", py.PyUnicode_DecodeFSDefault(NORMGRAD_ROOTS)) &&
         give(names, "library", py.PyUnicode_DecodeFSDefault(self.dli_fname)) &&
         give(names, "version", py.PyUnicode_DecodeFSDefault(NORMGRAD_VERSION)) &&
         give(names, "digest", py.PyUnicode_DecodeFSDefault(NORMGRAD_DIGEST)) &&
