@@ -54,6 +54,15 @@ def compute(
     backend: str | None,
 ) -> tuple[Array | None, ...]:
     """Results in the order of the operator's; ``arrays`` are in the order of ``spec.ROLES``."""
+    seen = None
+    if out is None:
+        seen = _fingerprint(op, arrays, unread, settings, mask, param_grad_dtype, backend)
+        known = _known.get(seen) if seen is not None else None
+        if known is not None:
+            call, kind = known
+            places = [None if array is None else array.data_ptr() for array in arrays]
+            places += [None] * (len(ROLES) - len(places))
+            return _into_new(call, kind, places, arrays[1], call.plan.spec.device)
     training = settings[0] if op is Op.BATCH_NORM else True
     names = public_names(op, training)
     views = []
@@ -90,11 +99,43 @@ def compute(
     like = arrays[1]
     kind = kind_of(like, "input")
     if given is None or out is None:
+        if seen is not None and len(_known) < _CACHED_CALLS:
+            _known[seen] = (call, kind)
         return _into_new(call, kind, addresses, like, device)
     present = [role for role, tensor in zip(ROLES, tensors, strict=False) if tensor is not None]
     bounce = needs_bounce(given, dict(zip(present, views, strict=True)), names)
     _into_given(call, kind, addresses, given, bounce, dict(zip(RESULTS[op], out, strict=True)))
     return tuple(out)
+
+
+# Calls on plain torch tensors that were seen before, by what can be read off them quickest: a
+# third of the time of the whole road.
+_known: dict[Any, tuple[_Call, Kind]] = {}
+
+
+def _fingerprint(
+    op: Op,
+    arrays: tuple[Array | None, ...],
+    unread: tuple[tuple[str, Array | None], ...],
+    settings: tuple[Any, ...],
+    mask: Any,
+    param_grad_dtype: Any,
+    backend: Any,
+) -> Any:
+    """What decides a call on plain torch tensors; None for anything else."""
+    if mask.__class__ is not tuple or any(array is not None for _, array in unread):
+        return None
+    parts: list[Any] = [op, settings, mask, param_grad_dtype, backend]
+    for array in arrays:
+        if array is None:
+            parts.append(None)
+        elif array.__class__.__module__ == "torch" or array.__class__.__name__ == "Parameter":
+            if array.layout is not arrays[0].layout or array.is_neg() or array.is_sparse:  # type: ignore[union-attr]
+                return None
+            parts.append((array.shape, array.stride(), array.dtype, array.device))
+        else:
+            return None
+    return tuple(parts)
 
 
 def _into_new(

@@ -4,14 +4,15 @@ import argparse
 import json
 import math
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from normgrad import backends, verify
-from normgrad.cli import terminal
+from normgrad.cli import check_foreign, terminal
 from normgrad.cli.env import environment
 from normgrad.errors import BackendError, OptionError
 from normgrad.spec import Op
+from normgrad.verify.foreign import Outcome, Verdict, blank_outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Row:
     case: str
     dtype: str
     backend: str
-    verdict: str  # PASS, FAIL, or NONE where the backend refused with a reason
+    verdict: Verdict  # PASS, FAIL, or NONE where the backend refused with a reason
     share: float  # worst error over budget
     ulps: float
     detail: str
@@ -42,12 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=backends.NAMES, help="one backend only")
     parser.add_argument("--seed", type=int, default=0, help="other random numbers")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every row to a file")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="one self-contained page")
+    check_foreign.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the cases, print the table; 1 if any is wrong or nothing could run."""
     if args.json:
         _check_writable(args.json)
+    if check_foreign.asked(args):
+        return check_foreign.run(args)
     names = [args.backend] if args.backend else list(backends.NAMES)
     reasons = {name: backends.get(name).unavailable() for name in names}
     usable = [name for name, reason in reasons.items() if reason is None]
@@ -69,10 +74,18 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         report = {"environment": environment(), "rows": [row.as_json() for row in rows]}
         args.json.write_text(json.dumps(report, indent=1, allow_nan=False), encoding="utf-8")
+    if args.html:
+        check_foreign.write_page(args.html, [_outcome(row) for row in rows])
     count = Counter(row.verdict for row in rows)
     refused = f", {count['NONE']} refused" if count["NONE"] else ""
     print(f"{count['PASS']} passed, {count['FAIL']} failed{refused}")
     return 0 if count["PASS"] and not count["FAIL"] else 1
+
+
+def _outcome(row: Row) -> Outcome:
+    (case, *_) = verify.select(row.op, row.case)
+    blank = blank_outcome(case, row.dtype, row.backend)
+    return replace(blank, verdict=row.verdict, share=row.share, ulps=row.ulps, detail=row.detail)
 
 
 def _check_writable(path: Path) -> None:

@@ -20,6 +20,8 @@ _PACKAGES = (
     "rich",
     "jax",
     "cupy",
+    "liger-kernel",
+    "flag-gems",
 )
 _FEATURES = (
     "avx2",

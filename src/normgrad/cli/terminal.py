@@ -17,14 +17,14 @@ def _rich() -> bool:
     return True
 
 
-def progress(items: Sequence[T], label: str) -> Iterator[T]:
-    """The items, with a bar on a terminal."""
+def progress(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+    """The items, with a bar on a terminal; ``total`` where they have no length."""
     if not _rich():
         yield from items
         return
     from rich.progress import track
 
-    yield from track(items, description=label, transient=True)
+    yield from track(items, description=label, total=total, transient=True)
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -40,6 +40,32 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> N
         print("  ".join(cells).rstrip())
 
 
+class Lines:
+    """A table that grows: line by line in a pipe, at the end on a terminal with its bar."""
+
+    def __init__(self, columns: Sequence[tuple[str, int]]) -> None:
+        self.columns = columns
+        self.rows: list[list[str]] = []
+        self.header = [name for name, _ in columns]
+        if not _rich():
+            self._print(self.header)
+
+    def add(self, cells: Sequence[str]) -> None:
+        """One more row."""
+        self.rows.append(list(cells))
+        if not _rich():
+            self._print(cells)
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        if _rich() and self.rows:
+            _rich_table("", self.header, self.rows)
+
+    def _print(self, cells: Sequence[str]) -> None:
+        padded = (cell.ljust(width) for cell, (_, width) in zip(cells, self.columns, strict=True))
+        print("  ".join(padded).rstrip(), flush=True)
+
+
 def _rich_table(title: str, header: Sequence[str], rows: list[list[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -48,6 +74,7 @@ def _rich_table(title: str, header: Sequence[str], rows: list[list[str]]) -> Non
     for name in header:
         shown.add_column(name)
     colours = {"PASS": "[green]PASS[/green]", "FAIL": "[bold red]FAIL[/bold red]"}
+    colours["WRONG"] = "[bold red]WRONG[/bold red]"
     for row in rows:
         shown.add_row(*(colours.get(cell, cell) for cell in row))
     Console().print(shown)

@@ -8,6 +8,7 @@ from typing import Final
 from normgrad.spec import RESULTS, Op, StatisticKind
 
 DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
+EPS: Final = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class Case:
     own_statistics: bool = True  # False: statistics that do not belong to the data
     centre: float = 100.0  # the mean of x, whose deviation is 3
     ranks: int = 3  # how many counts the element stage adds
+    eps: float = EPS
 
     @property
     def name(self) -> str:

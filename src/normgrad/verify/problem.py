@@ -1,5 +1,6 @@
 """Numbers for a case: off-centre x, dy independent of it, in the memory layout that it names."""
 
+import dataclasses
 import math
 import zlib
 from dataclasses import dataclass, field
@@ -12,10 +13,11 @@ from normgrad import hostmem
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec, TensorSpec
 from normgrad.validate import result_shape
-from normgrad.verify.cases import Case
+from normgrad.verify.cases import EPS, Case
+
+__all__ = ["EPS", "HostArray", "Problem", "host_array", "make_problem", "request"]
 
 Values = NDArray[np.float64]
-EPS = 1e-5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,12 +51,7 @@ class Problem:
     @property
     def spec(self) -> Spec:
         """The request, with contiguous results."""
-        bare = self._bare()
-        results = {
-            role: TensorSpec.contiguous(result_shape(bare, role), self.result_dtypes[role])
-            for role in self.wanted
-        }
-        return Spec(**{name: getattr(bare, name) for name in bare.__slots__} | results)
+        return request(self.case, self._tensors(), self.result_dtypes)
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -64,27 +61,36 @@ class Problem:
     @property
     def geometry(self) -> Geometry:
         """Canonical sizes."""
-        return geometry_of(self._bare())
+        return geometry_of(request(self.case, self._tensors(), {}))
 
-    def _bare(self) -> Spec:
-        case = self.case
-        tensors = {role: array.tensor for role, array in self.operands.items()}
-        axis = case.channel_axis
-        if case.op is Op.GROUP_NORM:
-            tensors |= {role: tensors[role].move_axis(axis, 1) for role in ("dy", "x")}
-            axis = 1
-        return Spec(
-            op=case.op,
-            training=case.training,
-            rstd_is=case.statistic if case.training else "variance",
-            eps=EPS,
-            channel_axis=axis,
-            num_groups=case.num_groups,
-            normalized_shape=case.shape[len(case.shape) - case.normalized :]
-            if case.op is Op.LAYER_NORM
-            else (),
-            **tensors,  # type: ignore[arg-type]
-        )
+    def _tensors(self) -> dict[str, TensorSpec]:
+        return {role: array.tensor for role, array in self.operands.items()}
+
+
+def request(case: Case, tensors: dict[str, TensorSpec], result_dtypes: dict[str, str]) -> Spec:
+    """A case on operands of these shapes, wherever they live, with contiguous results."""
+    tensors = dict(tensors)
+    axis = case.channel_axis
+    if case.op is Op.GROUP_NORM:
+        tensors |= {role: tensors[role].move_axis(axis, 1) for role in ("dy", "x")}
+        axis = 1
+    bare = Spec(
+        op=case.op,
+        training=case.training,
+        rstd_is=case.statistic if case.training else "variance",
+        eps=case.eps,
+        channel_axis=axis,
+        num_groups=case.num_groups,
+        normalized_shape=case.shape[len(case.shape) - case.normalized :]
+        if case.op is Op.LAYER_NORM
+        else (),
+        **tensors,  # type: ignore[arg-type]
+    )
+    results = {
+        role: TensorSpec.contiguous(result_shape(bare, role), dtype)
+        for role, dtype in result_dtypes.items()
+    }
+    return dataclasses.replace(bare, **results)  # type: ignore[arg-type]
 
 
 def make_problem(case: Case, dtype: str, seed: int = 0) -> Problem:
@@ -159,7 +165,7 @@ def _statistics(
         mean = 3.0 + rng.standard_normal(shape)
         variance = 0.5 + rng.random(shape)
     as_variance = case.statistic == "variance" or not case.training
-    rstd = variance if as_variance else 1.0 / np.sqrt(variance + EPS)
+    rstd = variance if as_variance else 1.0 / np.sqrt(variance + case.eps)
     return {"mean": host_array(mean, dtype), "rstd": host_array(rstd, dtype)}
 
 

@@ -1,5 +1,6 @@
 """Runs a problem through the functional API and reads the results back as float64."""
 
+import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,8 +11,9 @@ from normgrad.arrays import dense_numpy
 from normgrad.spec import RESULTS, Op, TensorSpec, dense_like
 from normgrad.validate import result_shape
 from normgrad.verify.budget import Expected, expected
+from normgrad.verify.cases import Case
 from normgrad.verify.measure import Measurement, measure
-from normgrad.verify.problem import EPS, HostArray, Problem
+from normgrad.verify.problem import HostArray, Problem
 
 Results = dict[str, np.ndarray[Any, Any]]
 
@@ -32,14 +34,14 @@ def judge(problem: Problem, results: Results, truth: Expected | None = None) -> 
 def run_backend(problem: Problem, backend: str | None) -> Results:
     """Results by role, from NumPy arrays or torch tensors. Outputs start as NaN."""
     device = _torch_device(problem, backend)
-    operands = {role: _to_array(host, device) for role, host in problem.operands.items()}
+    operands = {role: to_array(host, device) for role, host in problem.operands.items()}
     out = tuple(
-        _to_array(_poisoned(problem, role), device) if role in problem.wanted else None
+        to_array(_poisoned(problem, role), device) if role in problem.wanted else None
         for role in RESULTS[problem.case.op]
     )
     call(problem, operands, out, backend)
     return {
-        role: hostmem.widen(_from_array(array, device), problem.result_dtypes[role])
+        role: hostmem.widen(from_array(array, device), problem.result_dtypes[role])
         for role, array in zip(RESULTS[problem.case.op], out, strict=True)
         if array is not None
     }
@@ -47,7 +49,8 @@ def run_backend(problem: Problem, backend: str | None) -> Results:
 
 def _torch_device(problem: Problem, backend: str | None) -> str | None:
     """Where torch tensors are needed: on a GPU, and for bfloat16 where ml_dtypes is missing."""
-    if backend == "cuda":
+    # Triton's interpreter runs the GPU's kernels on host memory.
+    if backend == "cuda" and os.environ.get("TRITON_INTERPRET", "0") != "1":
         return "cuda"
     types = {host.dtype for host in problem.operands.values()} | set(problem.result_dtypes.values())
     return "cpu" if "bfloat16" in types and find_spec("ml_dtypes") is None else None
@@ -55,75 +58,32 @@ def _torch_device(problem: Problem, backend: str | None) -> str | None:
 
 def call(problem: Problem, operands: dict[str, Any], out: Any, backend: str | None) -> Any:
     """The public function of the problem's operator on arrays of any kind."""
-    case = problem.case
+    name, arguments, options = invocation(problem.case, operands)
+    if problem.case.op is Op.BATCH_NORM_ELEMT and out is not None:
+        out = out[0]
+    return getattr(functional, name)(*arguments, **options, out=out, backend=backend)
+
+
+def invocation(case: Case, operands: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Name, positional and keyword arguments of the public function for a case."""
     dy, x = operands["dy"], operands["x"]
     mean, rstd, gamma = operands["mean"], operands["rstd"], operands.get("gamma")
+    name = f"{case.op}_backward"
+    options: dict[str, Any] = {"output_mask": case.wanted, "channel_axis": case.channel_axis}
     if case.op is Op.BATCH_NORM:
         pair = (None, None, mean, rstd) if case.training else (mean, rstd, None, None)
-        return functional.batch_norm_backward(
-            dy,
-            x,
-            gamma,
-            *pair,
-            training=case.training,
-            eps=EPS,
-            save_invstd_is=case.statistic,
-            output_mask=case.wanted,
-            channel_axis=case.channel_axis,
-            out=out,
-            backend=backend,
-        )
+        options |= {"training": case.training, "eps": case.eps, "save_invstd_is": case.statistic}
+        return name, (dy, x, gamma, *pair), options
     if case.op is Op.BATCH_NORM_REDUCE:
-        return functional.batch_norm_reduce_backward(
-            dy,
-            x,
-            mean,
-            rstd,
-            gamma,
-            output_mask=case.wanted,
-            channel_axis=case.channel_axis,
-            out=out,
-            backend=backend,
-        )
+        return name, (dy, x, mean, rstd, gamma), options
     if case.op is Op.BATCH_NORM_ELEMT:
         sums = (operands["sum_dy"], operands["sum_dy_xmu"], operands["counter"])
-        single = None if out is None else out[0]
-        return functional.batch_norm_elemt_backward(
-            dy,
-            x,
-            mean,
-            rstd,
-            gamma,
-            *sums,
-            channel_axis=case.channel_axis,
-            out=single,
-            backend=backend,
-        )
+        return name, (dy, x, mean, rstd, gamma, *sums), {"channel_axis": case.channel_axis}
     if case.op is Op.LAYER_NORM:
         normalized = case.shape[len(case.shape) - case.normalized :]
-        return functional.layer_norm_backward(
-            dy,
-            x,
-            normalized,
-            mean,
-            rstd,
-            gamma,
-            output_mask=case.wanted,
-            out=out,
-            backend=backend,
-        )
-    return functional.group_norm_backward(
-        dy,
-        x,
-        mean,
-        rstd,
-        gamma,
-        num_groups=case.num_groups,
-        output_mask=case.wanted,
-        channel_axis=case.channel_axis,
-        out=out,
-        backend=backend,
-    )
+        masked = {"output_mask": case.wanted}
+        return name, (dy, x, normalized, mean, rstd, gamma), masked
+    return name, (dy, x, mean, rstd, gamma), options | {"num_groups": case.num_groups}
 
 
 def _poisoned(problem: Problem, role: str) -> HostArray:
@@ -139,9 +99,10 @@ def _poisoned(problem: Problem, role: str) -> HostArray:
     return HostArray(array, dtype)
 
 
-def _to_array(host: HostArray, device: str | None) -> Any:
+def to_array(host: HostArray, device: str | None) -> Any:
+    """NumPy's array, bfloat16 as ml_dtypes has it; on a device, a torch tensor."""
     if device is not None:
-        return _to_torch(host, device)
+        return to_torch(host, device)
     if host.dtype != "bfloat16":
         return host.array
     import ml_dtypes
@@ -149,20 +110,22 @@ def _to_array(host: HostArray, device: str | None) -> Any:
     return host.array.view(ml_dtypes.bfloat16)
 
 
-def _from_array(array: Any, device: str | None) -> Any:
+def from_array(array: Any, device: str | None) -> Any:
+    """The numbers in NumPy; bfloat16 as its bits."""
     if device is not None:
-        return _from_torch(array)
+        return from_torch(array)
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
-def _to_torch(host: HostArray, device: str) -> Any:
+def to_torch(host: HostArray, device: str) -> Any:
+    """A tensor with the same strides, where torch has such."""
     import torch
 
     tensor = host.tensor
     low, high = hostmem.byte_range(tensor)
     storage = hostmem.STORAGE[host.dtype]
     if any(step < 0 for step in tensor.strides):  # torch knows no negative strides
-        return _to_torch(HostArray(host.array.copy(), host.dtype), device)
+        return to_torch(HostArray(host.array.copy(), host.dtype), device)
     start = host.array.__array_interface__["data"][0]
     count = (high - low) // storage.itemsize
     flat = hostmem.view(start, TensorSpec((count,), (1,), host.dtype)).copy()
@@ -173,7 +136,8 @@ def _to_torch(host: HostArray, device: str) -> Any:
     return moved.as_strided(tensor.shape, tensor.strides)
 
 
-def _from_torch(array: Any) -> Any:
+def from_torch(array: Any) -> Any:
+    """A tensor's numbers in NumPy; bfloat16 as its bits."""
     import torch
 
     if array.dtype is torch.bfloat16:

@@ -93,6 +93,22 @@ def stream(fmt: Format, address: int, first: Any, second: Any) -> None:
     store(fmt, address + fmt.lanes * fmt.itemsize, second)
 
 
+def load_pair(fmt: Format, address: int) -> tuple[Any, Any]:
+    """As in `lowering`, in memory's order."""
+    return load(fmt, address), load(fmt, address + fmt.lanes * fmt.itemsize)
+
+
+def store_pair(fmt: Format, address: int, first: Any, second: Any) -> None:
+    """As in `lowering`."""
+    store(fmt, address, first)
+    store(fmt, address + fmt.lanes * fmt.itemsize, second)
+
+
+def stream_pair(fmt: Format, address: int, first: Any, second: Any) -> None:
+    """As in `lowering`."""
+    stream(fmt, address, first, second)
+
+
 def store_part(fmt: Format, address: int, values: Any, count: int) -> None:
     """As in `lowering`."""
     count = max(0, min(count, fmt.lanes))

@@ -247,6 +247,33 @@ def _line(builder, values, address):
     written.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
 
 
+def _interleaved(builder, values):
+    """Halves of a vector of 32 as its even and odd elements."""
+    order = [half + index for index in range(16) for half in (0, 16)]
+    return builder.shuffle_vector(values, values, ir.Constant(ir.VectorType(_I32, 32), order))
+
+
+def _joined(builder, fmt, first, second, apart):
+    """Two vectors of a 16-bit format as one line."""
+    if fmt.name == "bfloat16" and _HAS_BF16:
+        kind = ir.FunctionType(ir.VectorType(_I16, 32), [first.type] * 2)
+        text = "vcvtne2ps2bf16 $1, $2, $0"
+        both = builder.asm(kind, text, "=v,v,v", [first, second], False)
+    else:
+        one, other = (_narrowed(builder, fmt, values) for values in (first, second))
+        order = ir.Constant(ir.VectorType(_I32, 32), list(range(32)))
+        both = builder.shuffle_vector(one, other, order)
+    return _interleaved(builder, both) if apart and fmt.name == "bfloat16" else both
+
+
+def _stream(builder, fmt, address, first, second, apart):
+    if fmt.itemsize == 2:
+        _line(builder, _joined(builder, fmt, first, second, apart), address)
+    else:
+        _line(builder, first, address)
+        _line(builder, second, builder.add(address, _I64(_LINE)))
+
+
 @intrinsic
 def stream(typingctx, fmt, address, first, second):
     """Two vectors past the cache; the address must be a multiple of 64.
@@ -256,19 +283,71 @@ def stream(typingctx, fmt, address, first, second):
     """
 
     def codegen(context, builder, signature, arguments):
-        if fmt.fmt.name == "bfloat16" and _HAS_BF16:
-            kind = ir.FunctionType(ir.VectorType(_I16, 32), [arguments[2].type] * 2)
-            text = "vcvtne2ps2bf16 $1, $2, $0"
-            both = builder.asm(kind, text, "=v,v,v", list(arguments[2:]), False)
-            _line(builder, both, arguments[1])
-            return context.get_dummy_value()
-        one, other = (_narrowed(builder, fmt.fmt, values) for values in arguments[2:])
-        if fmt.fmt.itemsize == 2:
-            order = ir.Constant(ir.VectorType(_I32, 32), list(range(32)))
-            _line(builder, builder.shuffle_vector(one, other, order), arguments[1])
+        _stream(builder, fmt.fmt, *arguments[1:], apart=False)
+        return context.get_dummy_value()
+
+    vector = _lanes_of(fmt.fmt)
+    return types.none(fmt, types.int64, vector, vector), codegen
+
+
+@intrinsic
+def load_pair(typingctx, fmt, address):
+    """Two vectors of neighbouring elements, in an order that only `store_pair` undoes.
+
+    Bfloat16 comes as even and odd elements: two instructions for 32 of them instead of four.
+    """
+    vector = _lanes_of(fmt.fmt)
+
+    def codegen(context, builder, signature, arguments):
+        address = arguments[1]
+        if fmt.fmt.name == "bfloat16":
+            words = ir.VectorType(_I32, 16)
+            bits = builder.load(_pointer(builder, address, words), align=2)
+            even = builder.shl(bits, _const(words, 16))
+            odd = builder.and_(bits, _const(words, -65536))
+            pair = [builder.bitcast(half, vector.llvm) for half in (even, odd)]
         else:
-            _line(builder, one, arguments[1])
-            _line(builder, other, builder.add(arguments[1], _I64(_LINE)))
+            stored = ir.VectorType(_STORED[fmt.fmt.name], fmt.fmt.lanes)
+            there = builder.add(address, _I64(fmt.fmt.itemsize * fmt.fmt.lanes))
+            pair = [
+                _widened(
+                    builder,
+                    fmt.fmt,
+                    builder.load(_pointer(builder, where, stored), align=fmt.fmt.itemsize),
+                )
+                for where in (address, there)
+            ]
+        return context.make_tuple(builder, signature.return_type, pair)
+
+    return types.UniTuple(vector, 2)(fmt, types.int64), codegen
+
+
+@intrinsic
+def store_pair(typingctx, fmt, address, first, second):
+    """What `load_pair` loaded and was computed from it, rounded, in memory's order."""
+    vector = _lanes_of(fmt.fmt)
+
+    def codegen(context, builder, signature, arguments):
+        _, address, first, second = arguments
+        if fmt.fmt.itemsize == 2:
+            both = _joined(builder, fmt.fmt, first, second, apart=True)
+            builder.store(both, _pointer(builder, address, both.type), align=2)
+        else:
+            for index, values in enumerate((first, second)):
+                there = builder.add(address, _I64(_LINE * index))
+                target = _pointer(builder, there, values.type)
+                builder.store(values, target, align=fmt.fmt.itemsize)
+        return context.get_dummy_value()
+
+    return types.none(fmt, types.int64, vector, vector), codegen
+
+
+@intrinsic
+def stream_pair(typingctx, fmt, address, first, second):
+    """`store_pair` past the cache; the address must be a multiple of 64."""
+
+    def codegen(context, builder, signature, arguments):
+        _stream(builder, fmt.fmt, *arguments[1:], apart=True)
         return context.get_dummy_value()
 
     vector = _lanes_of(fmt.fmt)

@@ -25,6 +25,9 @@ JOINED_COLUMNS = 256
 # Past this size of x, dy and dx together the results will not be found in a cache anyway.
 STREAM_BYTES = 24 << 20
 STREAM_SEGMENT = 1024
+# Four rows are summed side by side where they are narrow, or all of x and dy fits a cache.
+NARROW_BYTES = 256
+NEAR_BYTES = 4 << 20
 
 _DATA = {"dy": slots.DY, "x": slots.X, "dx": slots.DX}
 _VECTORS = {
@@ -257,6 +260,9 @@ class Program:
         params[slots.SAMPLES] = samples
         params[slots.ROWS] = rows
         self._row_steps(rows, by_row)
+        narrow = columns * self.format.itemsize <= NARROW_BYTES
+        near = 2 * geometry.size * self.format.itemsize <= NEAR_BYTES
+        params[slots.SIDE_BY_SIDE] = int(narrow or near)
         block = self._blocks(samples, rows, columns)
         blocks = _up(rows, block)
         chunk = geometry.channels * _up(JOINED_COLUMNS, max(geometry.channels, 1))
@@ -295,7 +301,9 @@ class Program:
 
     def _blocks(self, samples: int, rows: int, columns: int) -> int:
         """Rows of a block: enough blocks for many cores, and few enough to join quickly."""
-        block = min(BLOCK_ROWS, max(16, _up(samples * rows, 64)))
+        # Joining a block costs what two of its rows cost.
+        least = 16 if samples * rows < 256 else 32
+        block = min(BLOCK_ROWS, max(least, _up(samples * rows, 64)))
         block = _up(block, 4) * 4
         self.params[slots.BLOCK] = block
         self.params[slots.BLOCKS] = _up(rows, block)

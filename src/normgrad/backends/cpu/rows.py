@@ -5,7 +5,7 @@ float64.
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.columns import add_rows, clear, join_columns
+from normgrad.backends.cpu.columns import AHEAD, add_rows, clear, join_columns
 from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, put_row, read_any
 from normgrad.backends.cpu.vector import (
     fence,
@@ -13,6 +13,7 @@ from normgrad.backends.cpu.vector import (
     lanes,
     load,
     load_part,
+    prefetch,
     size_of,
     splat,
     store,
@@ -50,6 +51,8 @@ def row_sums(fmt, flat, dy, x, gamma, columns, mean):
             q1 = fma(g1, load(fmt, x + step) - centre, q1)
             p0 = p0 + g0
             p1 = p1 + g1
+            prefetch(dy + AHEAD)
+            prefetch(x + AHEAD)
             dy += 2 * step
             x += 2 * step
             gamma += 2 * unit
@@ -218,7 +221,7 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
             clear(flat, sums, 2 * columns)
             if not with_x:
                 rows = end - row
-                add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, sums, sums, False)
+                add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, sums, sums, False, False)
                 row = end
         while row < end:
             if end - row >= 4:

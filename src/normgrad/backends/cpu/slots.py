@@ -45,6 +45,9 @@ AT_SUMS: Final = 29  # float64 sums
 AT_PARTS: Final = 30  # partial sums of units or blocks
 AT_COEFFICIENTS: Final = 31
 
+# Whether four rows are summed side by side; it lies behind dy's strides.
+SIDE_BY_SIDE: Final = 39
+
 # Data: place, then strides of (outer, group, channel, inner, sample).
 DY: Final = 32
 X: Final = 40

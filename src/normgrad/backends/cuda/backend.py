@@ -1,0 +1,73 @@
+"""The CUDA backend: plans in pure Python, kernels in Triton, memory from whoever calls."""
+
+import importlib.util
+from collections.abc import Sequence
+
+from normgrad.backends.cuda.device import INTERPRETER, device_of
+from normgrad.backends.cuda.launch import interpreting, run_program
+from normgrad.backends.cuda.program import Program
+from normgrad.geometry import Geometry
+from normgrad.plan import Plan
+from normgrad.spec import Spec
+
+
+class CudaBackend:
+    """NVIDIA GPUs through Triton."""
+
+    name = "cuda"
+
+    def unavailable(self) -> str | None:
+        """It needs torch, Triton and a GPU, or Triton's interpreter."""
+        for package in ("torch", "triton"):
+            if importlib.util.find_spec(package) is None:
+                return f"{package} is not installed: pip install 'normgrad[cuda]'"
+        if interpreting():
+            return None
+        import torch
+
+        if not torch.cuda.is_available():
+            return "torch sees no NVIDIA GPU here"
+        return None
+
+    def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
+        """Memory that is not on a GPU."""
+        if not spec.device.startswith("cuda") and not interpreting():
+            return f"it computes on NVIDIA GPUs, the arrays are on {spec.device}"
+        return None
+
+    def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
+        """The kernel plan for the request's device."""
+        from normgrad.backends.cuda.strategies import make_program
+
+        device = INTERPRETER if interpreting() else device_of(_index(spec.device))
+        program = make_program(spec, geometry, compute, device)
+        return program, program.workspace_bytes
+
+    def run(
+        self, plan: Plan, addresses: Sequence[int | None], workspace: int | None, stream: int
+    ) -> None:
+        """Enqueue the kernels on the caller's stream; nothing waits."""
+        program = plan.config
+        assert isinstance(program, Program)
+        if interpreting():
+            from normgrad.backends.cuda.interpret import interpret
+
+            interpret(program, plan.spec, addresses, workspace)
+            return
+        import torch
+
+        bases = [address or 0 for address in addresses]
+        bases.append(workspace or 0)
+        index = _index(plan.spec.device)
+        if torch.cuda.current_device() == index:
+            run_program(program, index, bases, stream)
+        else:
+            with torch.cuda.device(index):
+                run_program(program, index, bases, stream)
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+BACKEND = CudaBackend()

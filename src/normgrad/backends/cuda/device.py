@@ -1,0 +1,42 @@
+"""What the plans need to know of a GPU."""
+
+import functools
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU as the planner sees it."""
+
+    name: str
+    capability: int  # 90 for compute capability 9.0
+    multiprocessors: int
+    registers: int  # of a multiprocessor
+    shared_bytes: int  # of a multiprocessor
+    l2_bytes: int
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether blocks can wait for each other."""
+        return self.capability >= 70
+
+
+H200 = Device("NVIDIA H200", 90, 132, 65536, 228 << 10, 60 << 20)
+# The interpreter runs blocks one after another: a small device exercises teams and loops.
+INTERPRETER = Device("Triton's interpreter", 90, 2, 65536, 228 << 10, 1 << 20)
+
+
+@functools.cache
+def device_of(index: int) -> Device:
+    """The GPU of this number, from torch."""
+    import torch
+
+    found = torch.cuda.get_device_properties(index)
+    return Device(
+        name=found.name,
+        capability=found.major * 10 + found.minor,
+        multiprocessors=found.multi_processor_count,
+        registers=getattr(found, "regs_per_multiprocessor", 65536),
+        shared_bytes=getattr(found, "shared_memory_per_multiprocessor", 100 << 10),
+        l2_bytes=getattr(found, "L2_cache_size", 4 << 20),
+    )

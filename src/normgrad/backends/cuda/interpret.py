@@ -1,0 +1,82 @@
+"""Runs a program's kernels in Triton's interpreter, on host memory. For tests without a GPU."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from normgrad import hostmem
+from normgrad.backends.cuda.launch import constants_of, kernel_of
+from normgrad.backends.cuda.program import Fill, Launch, Program, Ref
+from normgrad.dtypes import ITEMSIZE
+from normgrad.spec import ROLES, Spec
+
+_SIZES = {**ITEMSIZE, "uint64": 8}
+
+
+def interpret(
+    program: Program, spec: Spec, addresses: Sequence[int | None], workspace: int | None
+) -> None:
+    """Run every step; kernels whose blocks wait for each other run phase by phase."""
+    for step in program.steps:
+        if isinstance(step, Fill):
+            _memory(step.target, spec, addresses, workspace, step.nbytes)[...] = step.value
+            continue
+        constants = constants_of(step)
+        phases: tuple[int | None, ...] = (None,)
+        if "PHASE" in constants:
+            phases = (3,) if constants["SOLO"] else (1, 2)
+        for phase in phases:
+            if phase is not None:
+                constants["PHASE"] = phase
+            _launch(step, constants, program, spec, addresses, workspace)
+
+
+def _launch(
+    step: Launch,
+    constants: dict[str, Any],
+    program: Program,
+    spec: Spec,
+    addresses: Sequence[int | None],
+    workspace: int | None,
+) -> None:
+    arguments: dict[str, Any] = {}
+    for name, value in step.arguments:
+        if isinstance(value, Ref):
+            arguments[name] = _tensor(value, program, spec, addresses, workspace)
+        elif value is not None:
+            arguments[name] = value
+    kernel_of(step.kernel)[step.grid](**arguments, **constants)
+
+
+def _memory(
+    ref: Ref, spec: Spec, addresses: Sequence[int | None], workspace: int | None, nbytes: int
+) -> Any:
+    base = workspace if ref.role == "" else addresses[ROLES.index(ref.role)]
+    assert base is not None
+    view: Any = (ctypes.c_uint8 * nbytes).from_address(base + ref.offset)
+    return np.frombuffer(view, np.uint8)
+
+
+def _tensor(
+    ref: Ref,
+    program: Program,
+    spec: Spec,
+    addresses: Sequence[int | None],
+    workspace: int | None,
+) -> Any:
+    import torch
+
+    if ref.role == "":
+        memory = _memory(ref, spec, addresses, workspace, program.workspace_bytes - ref.offset)
+        start = 0
+    else:
+        tensor = spec.tensor(ref.role)
+        assert tensor is not None
+        low, high = hostmem.byte_range(tensor)
+        shifted = ref._replace(offset=low)
+        memory = _memory(shifted, spec, addresses, workspace, high - low)
+        start = -low // _SIZES[ref.dtype]
+    memory = memory[: memory.size // _SIZES[ref.dtype] * _SIZES[ref.dtype]]
+    return torch.from_numpy(memory).view(getattr(torch, ref.dtype))[start:]

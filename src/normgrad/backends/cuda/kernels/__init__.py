@@ -1,0 +1,1 @@
+"""The Triton kernels, by the shape of what they read."""

@@ -1,0 +1,251 @@
+"""Element by element: the second of two passes, the element stage, and inference."""
+
+import triton
+import triton.language as tl
+
+from normgrad.backends.cuda.kernels.common import load_or, load_rstd, store_as, sum_pairs
+
+
+@triton.jit
+def total_count(counter, counts, count, COUNTS: tl.constexpr, COMPUTE: tl.constexpr):
+    """The number of elements behind the sums: given, or added up exactly from the ranks' counts."""
+    if counter is None:
+        total = tl.full([], 0.0, COMPUTE) + count
+    else:
+        rank = tl.arange(0, COUNTS)
+        # float64 adds whole numbers exactly up to 2**53, whatever type they come in.
+        total = tl.sum(tl.load(counter + rank, mask=rank < counts, other=0).to(tl.float64), 0)
+        total = total.to(COMPUTE)
+    return total
+
+
+@triton.jit
+def gradient(dy, x, mu, rs, weight, t1, t2, total, GROUP: tl.constexpr, CORRECT: tl.constexpr):
+    """Dx from statistics and the two sums over them (of dy and dy * (x - mean))."""
+    if GROUP:
+        g = dy * weight
+        factor = rs
+    else:
+        g = dy
+        factor = rs * weight
+    if CORRECT:
+        g = g - t1 / total - (x - mu) * (t2 / total * rs * rs)
+    return g * factor
+
+
+@triton.jit
+def plane_apply(
+    dy,
+    x,
+    dx,
+    mean,
+    rstd,
+    gamma,
+    first_sum,
+    second_sum,
+    counter,
+    counts,
+    rows,  # all rows of all planes
+    pieces,
+    run,
+    channels,
+    group_size,
+    dy_outer,
+    dy_channel,
+    x_outer,
+    x_channel,
+    dx_outer,
+    dx_channel,
+    count,
+    eps,
+    GROUP: tl.constexpr,
+    CORRECT: tl.constexpr,
+    VARIANCE: tl.constexpr,
+    REVERSE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    COUNTS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Channels first; strides and ``run`` come divided by ALIGN."""
+    program = tl.program_id(0).to(tl.int64)
+    if REVERSE:  # what the first pass read last is still in the cache
+        program = tl.num_programs(0) - 1 - program
+    row = program * ROWS + tl.arange(0, ROWS)
+    ok = row < rows
+    plane = row // pieces
+    inside = ((row % pieces) * COLS)[:, None] + tl.arange(0, COLS)[None, :]
+    mask = ok[:, None] & (inside < run * ALIGN)
+    outer = plane // channels
+    channel = plane % channels
+    at = (outer * dy_outer + channel * dy_channel)[:, None] * ALIGN + inside
+    wide_dy = tl.load(dy + at, mask=mask, other=0.0).to(COMPUTE)
+    wide_x = wide_dy
+    if CORRECT:
+        at = (outer * x_outer + channel * x_channel)[:, None] * ALIGN + inside
+        wide_x = tl.load(x + at, mask=mask, other=0.0).to(COMPUTE)
+    statistic = channel
+    if GROUP:
+        statistic = outer * (channels // group_size) + channel // group_size
+    mu = load_or(mean, statistic, ok, 0.0, COMPUTE)[:, None]
+    rs = load_rstd(rstd, statistic, ok, eps, VARIANCE, COMPUTE)[:, None]
+    weight = load_or(gamma, channel, ok, 1.0, COMPUTE)[:, None]
+    t1 = load_or(first_sum, statistic, ok, 0.0, COMPUTE)[:, None]
+    t2 = load_or(second_sum, statistic, ok, 0.0, COMPUTE)[:, None]
+    total = total_count(counter, counts, count, COUNTS, COMPUTE)
+    result = gradient(wide_dy, wide_x, mu, rs, weight, t1, t2, total, GROUP, CORRECT)
+    at = (outer * dx_outer + channel * dx_channel)[:, None] * ALIGN + inside
+    store_as(dx, at, result, mask)
+
+
+@triton.jit
+def column_apply(
+    dy,
+    x,
+    dx,
+    mean,
+    rstd,
+    gamma,
+    first_sum,
+    second_sum,
+    counter,
+    counts,
+    rows,
+    channels,  # over ALIGN
+    group_size,
+    dy_row,
+    dy_outer,
+    x_row,
+    x_outer,
+    dx_row,
+    dx_outer,
+    count,
+    eps,
+    GROUP: tl.constexpr,
+    CORRECT: tl.constexpr,
+    VARIANCE: tl.constexpr,
+    REVERSE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    COUNTS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Channels last; strides come divided by ALIGN."""
+    program = tl.program_id(0).to(tl.int64)
+    if REVERSE:
+        program = tl.num_programs(0) - 1 - program
+    outer = tl.program_id(2).to(tl.int64)
+    row = (program * ROWS + tl.arange(0, ROWS))[:, None]
+    channel = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    ok = channel < channels * ALIGN
+    mask = (row < rows) & ok[None, :]
+    at = (row * dy_row + outer * dy_outer) * ALIGN + channel[None, :]
+    wide_dy = tl.load(dy + at, mask=mask, other=0.0).to(COMPUTE)
+    wide_x = wide_dy
+    if CORRECT:
+        at = (row * x_row + outer * x_outer) * ALIGN + channel[None, :]
+        wide_x = tl.load(x + at, mask=mask, other=0.0).to(COMPUTE)
+    statistic = channel
+    if GROUP:
+        statistic = outer * (channels * ALIGN // group_size) + channel // group_size
+    mu = load_or(mean, statistic, ok, 0.0, COMPUTE)[None, :]
+    rs = load_rstd(rstd, statistic, ok, eps, VARIANCE, COMPUTE)[None, :]
+    weight = load_or(gamma, channel, ok, 1.0, COMPUTE)[None, :]
+    t1 = load_or(first_sum, statistic, ok, 0.0, COMPUTE)[None, :]
+    t2 = load_or(second_sum, statistic, ok, 0.0, COMPUTE)[None, :]
+    total = total_count(counter, counts, count, COUNTS, COMPUTE)
+    result = gradient(wide_dy, wide_x, mu, rs, weight, t1, t2, total, GROUP, CORRECT)
+    at = (row * dx_row + outer * dx_outer) * ALIGN + channel[None, :]
+    store_as(dx, at, result, mask)
+
+
+@triton.jit
+def row_statistics(
+    dy,
+    x,
+    mean,
+    gamma,
+    totals,
+    rows,
+    cols,
+    dy_row,
+    x_row,
+    COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Layer norm of rows too long for one block: their two sums, with gamma inside."""
+    row = tl.program_id(0)
+    far = row.to(tl.int64)
+    mu = load_or(mean, row, None, 0.0, COMPUTE)
+    s1 = tl.zeros([COLS], COMPUTE)
+    s2 = tl.zeros([COLS], COMPUTE)
+    for first in range(0, cols * ALIGN, COLS):
+        column = first + tl.arange(0, COLS)
+        ok = column < cols * ALIGN
+        g = tl.load(dy + far * dy_row * ALIGN + column, mask=ok, other=0.0).to(COMPUTE)
+        g *= load_or(gamma, column, ok, 1.0, COMPUTE)
+        s1 += g
+        xt = tl.load(x + far * x_row * ALIGN + column, mask=ok, other=0.0)
+        s2 += g * (xt.to(COMPUTE) - mu)
+    t1, t2 = sum_pairs(s1, s2, 0)
+    tl.store(totals + row, t1)
+    tl.store(totals + rows + row, t2)
+
+
+@triton.jit
+def row_apply(
+    dy,
+    x,
+    dx,
+    mean,
+    rstd,
+    gamma,
+    totals,
+    partials,
+    rows,
+    cols,
+    share,
+    dy_row,
+    x_row,
+    dx_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """The rest of it: dx, and the parameter gradients of a block of rows."""
+    program = tl.program_id(1)
+    column = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    length = cols * ALIGN
+    ok = column < length
+    weight = load_or(gamma, column, ok, 1.0, COMPUTE)[None, :]
+    sum_gamma = tl.zeros([ROWS, COLS], COMPUTE)
+    sum_beta = tl.zeros([ROWS, COLS], COMPUTE)
+    stop = tl.minimum((program + 1) * share, rows)
+    for first in tl.range(program * share, stop, ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)
+        row_ok = row < stop
+        mask = row_ok[:, None] & ok[None, :]
+        far = row.to(tl.int64)[:, None]
+        dyt = tl.load(dy + far * dy_row * ALIGN + column[None, :], mask=mask, other=0.0)
+        xt = tl.load(x + far * x_row * ALIGN + column[None, :], mask=mask, other=0.0)
+        wide_dy = dyt.to(COMPUTE)
+        wide_x = xt.to(COMPUTE)
+        mu = load_or(mean, row, row_ok, 0.0, COMPUTE)[:, None]
+        rs = load_or(rstd, row, row_ok, 1.0, COMPUTE)[:, None]
+        sum_gamma += wide_dy * ((wide_x - mu) * rs)
+        sum_beta += wide_dy
+        if dx is not None:
+            t1 = load_or(totals, row, row_ok, 0.0, COMPUTE)[:, None]
+            t2 = load_or(totals + rows, row, row_ok, 0.0, COMPUTE)[:, None]
+            total = (length + 0.0).to(COMPUTE)
+            result = gradient(wide_dy, wide_x, mu, rs, weight, t1, t2, total, True, True)
+            store_as(dx, far * dx_row * ALIGN + column[None, :], result, mask)
+    if partials is not None:
+        base = partials + program.to(tl.int64) * 2 * length
+        tl.store(base + column, tl.sum(sum_gamma, 0), mask=ok)
+        tl.store(base + length + column, tl.sum(sum_beta, 0), mask=ok)

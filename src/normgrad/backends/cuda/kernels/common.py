@@ -1,0 +1,134 @@
+"""What the kernels share: pairs of sums, words that blocks exchange, operands that may be absent.
+
+Blocks exchange a pair of float32 sums as one 64-bit word. A word is written whole, so it needs no
+fence and no counter: it is there as soon as its bits are not all set (the launch sets them all
+before; arithmetic never makes that NaN).
+"""
+
+import os
+
+import triton
+import triton.language as tl
+
+# The interpreter runs blocks one after another and knows neither PTX nor sums of pairs.
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+
+
+@triton.jit
+def add_pairs(first, second, other_first, other_second):
+    """The combine step of a sum of pairs."""
+    return first + other_first, second + other_second
+
+
+@triton.jit
+def sum_pairs(first, second, axis: tl.constexpr):
+    """Two sums in one reduction: half the barriers of two."""
+    if INTERPRETED:
+        sums = tl.sum(first, axis), tl.sum(second, axis)
+    else:
+        sums = tl.reduce((first, second), axis, add_pairs)
+    return sums
+
+
+@triton.jit
+def pack_pair(first, second):
+    """Two float32 numbers in one word."""
+    low = first.to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = second.to(tl.uint32, bitcast=True).to(tl.uint64)
+    return (high << 32) | low
+
+
+@triton.jit
+def unpack_pair(word):
+    """The two numbers of a word."""
+    low = (word & 0xFFFFFFFF).to(tl.uint32).to(tl.float32, bitcast=True)
+    high = (word >> 32).to(tl.uint32).to(tl.float32, bitcast=True)
+    return low, high
+
+
+@triton.jit
+def publish(pointers, words, mask):
+    """Make words visible to the other blocks."""
+    tl.atomic_xchg(pointers, words, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def await_words(pointers, wanted):
+    """The words at ``pointers`` once each has been published; 0 where not wanted.
+
+    One thread polls one word: a `while` here would keep Triton from fetching the next tile ahead,
+    and polling by every warp of 500 blocks costs more than the wait (measured: 5 times slower).
+    In the interpreter the words are there already.
+    """
+    if INTERPRETED:
+        words = tl.load(pointers, mask=wanted, other=0)
+    else:
+        words = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .pred idle, empty;
+            mov.u64 $0, 0;
+            setp.eq.u64 idle, $1, 0;
+            @idle bra done;
+            again:
+            ld.volatile.global.u64 $0, [$1];
+            setp.eq.u64 empty, $0, 0xFFFFFFFFFFFFFFFF;
+            @empty bra again;
+            done:
+            }
+            """,
+            "=&l,l",
+            [tl.where(wanted, pointers.to(tl.uint64), 0)],
+            dtype=tl.uint64,
+            is_pure=False,
+            pack=1,
+        )
+    return words
+
+
+@triton.jit
+def keep_narrow(tile, zero):
+    """The same 16-bit tile, so that its wide form is not kept in registers across a wait.
+
+    The compiler would reuse the float32 values of the first pass: twice the registers, and 280
+    bytes of spills for each thread. It cannot know that ``zero`` is 0.
+    """
+    if not INTERPRETED and tile.dtype.primitive_bitwidth == 16:
+        tile = tl.inline_asm_elementwise(
+            "xor.b32 $0, $1, $2;",
+            "=r,r,r",
+            [tile, zero.to(tl.int16)],
+            dtype=tile.dtype,
+            is_pure=False,
+            pack=2,
+        )
+    return tile
+
+
+@triton.jit
+def load_or(pointer, offsets, mask, default: tl.constexpr, COMPUTE: tl.constexpr):
+    """A vector in the compute type, or its default where it is not given."""
+    if pointer is None:
+        values = (offsets * 0 + default).to(COMPUTE)
+    elif mask is None:
+        values = tl.load(pointer + offsets).to(COMPUTE)
+    else:
+        values = tl.load(pointer + offsets, mask=mask, other=0.0).to(COMPUTE)
+    return values
+
+
+@triton.jit
+def load_rstd(pointer, offsets, mask, eps, VARIANCE: tl.constexpr, COMPUTE: tl.constexpr):
+    """The reciprocal deviation, derived from a variance if need be."""
+    values = load_or(pointer, offsets, mask, 1.0, COMPUTE)
+    if VARIANCE:
+        # Masked lanes hold 0: they may divide by 0, nobody reads them.
+        values = 1.0 / tl.sqrt(values + eps)
+    return values
+
+
+@triton.jit
+def store_as(pointer, offsets, values, mask):
+    """Round once into the pointer's own type; nothing where there is no pointer."""
+    if pointer is not None:
+        tl.store(pointer + offsets, values.to(pointer.dtype.element_ty), mask=mask)

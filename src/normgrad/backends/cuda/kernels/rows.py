@@ -1,0 +1,120 @@
+"""Layer norm: a block keeps whole rows on chip and adds up the parameter gradients it meets."""
+
+import triton
+import triton.language as tl
+
+from normgrad.backends.cuda.kernels.common import (
+    load_or,
+    load_rstd,
+    sum_pairs,
+)
+
+
+@triton.jit
+def layer_rows(
+    dy,
+    x,
+    dx,
+    mean,
+    rstd,
+    gamma,
+    partials,  # [programs, 2, cols]: dgamma and dbeta of each program
+    rows,
+    cols,  # over ALIGN
+    programs,
+    dy_row,
+    x_row,
+    dx_row,
+    eps,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,  # a row is CHUNKS tiles of CHUNK columns
+    ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    AGAIN: tl.constexpr,  # read the row again for the gradient: it is still in the L2 cache
+    FOLD: tl.constexpr,  # a thread holds all rows of its columns: add them up at once
+    KEEP: tl.constexpr,  # hold gamma in registers
+):
+    """Rows ``ROWS * program``, then every ``ROWS * programs`` further."""
+    length = cols * ALIGN
+    program = tl.program_id(0)
+    column = tl.arange(0, CHUNK)
+    local = tl.arange(0, ROWS)
+    sums_gamma = ()
+    sums_beta = ()
+    held: tl.constexpr = 1 if FOLD else ROWS
+    weights = ()
+    for chunk in tl.static_range(CHUNKS):
+        if partials is not None:
+            sums_gamma = sums_gamma + (tl.zeros([held, CHUNK], COMPUTE),)
+            sums_beta = sums_beta + (tl.zeros([held, CHUNK], COMPUTE),)
+        if KEEP:
+            at = chunk * CHUNK + column
+            weights = weights + (load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :],)
+    for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
+        row = first + local
+        row_ok = row < rows
+        mu = load_or(mean, row, row_ok, 0.0, COMPUTE)[:, None]
+        rs = load_rstd(rstd, row, row_ok, eps, False, COMPUTE)[:, None]
+        far = row.to(tl.int64)[:, None]
+        s1 = tl.zeros([ROWS, CHUNK], COMPUTE)
+        s2 = tl.zeros([ROWS, CHUNK], COMPUTE)
+        xs = ()
+        dys = ()
+        next_gamma = ()
+        next_beta = ()
+        for chunk in tl.static_range(CHUNKS):
+            at = chunk * CHUNK + column
+            mask = row_ok[:, None] & (at < length)[None, :]
+            xt = tl.load(x + far * x_row * ALIGN + at[None, :], mask=mask, other=0.0)
+            dyt = tl.load(dy + far * dy_row * ALIGN + at[None, :], mask=mask, other=0.0)
+            if KEEP:
+                weight = weights[chunk]
+            else:
+                weight = load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :]
+            wide = dyt.to(COMPUTE)
+            xhat = (xt.to(COMPUTE) - mu) * rs
+            product = wide * xhat
+            g = wide * weight
+            s1 += g
+            s2 += g * xhat
+            if partials is not None:
+                if FOLD:
+                    product = tl.sum(product, 0)[None, :]
+                    wide = tl.sum(wide, 0)[None, :]
+                next_gamma = next_gamma + (sums_gamma[chunk] + product,)
+                next_beta = next_beta + (sums_beta[chunk] + wide,)
+            if not AGAIN:
+                xs = xs + (xhat,)
+                dys = dys + (g,)
+        sums_gamma = next_gamma
+        sums_beta = next_beta
+        if dx is not None:
+            t1, t2 = sum_pairs(s1, s2, 1)
+            offset = (t1 / length)[:, None]
+            slope = (t2 / length)[:, None]
+            for chunk in tl.static_range(CHUNKS):
+                at = chunk * CHUNK + column
+                mask = row_ok[:, None] & (at < length)[None, :]
+                if AGAIN:
+                    xt = tl.load(x + far * x_row * ALIGN + at[None, :], mask=mask, other=0.0)
+                    dyt = tl.load(dy + far * dy_row * ALIGN + at[None, :], mask=mask, other=0.0)
+                    weight = load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :]
+                    xhat = (xt.to(COMPUTE) - mu) * rs
+                    g = dyt.to(COMPUTE) * weight
+                else:
+                    xhat = xs[chunk]
+                    g = dys[chunk]
+                result = (g - offset - xhat * slope) * rs
+                tl.store(
+                    dx + far * dx_row * ALIGN + at[None, :],
+                    result.to(dx.dtype.element_ty),
+                    mask=mask,
+                )
+    if partials is not None:
+        for chunk in tl.static_range(CHUNKS):
+            at = chunk * CHUNK + column
+            base = partials + program.to(tl.int64) * 2 * length
+            tl.store(base + at, tl.sum(sums_gamma[chunk], 0), mask=at < length)
+            tl.store(base + length + at, tl.sum(sums_beta[chunk], 0), mask=at < length)

@@ -1,0 +1,267 @@
+"""The first of two passes: partial sums of dy and dy * (x - mean) for each unit.
+
+A unit is what one parameter's sum is made of: a channel (batch norm) or a channel of one image
+(group norm). K programs share a unit; partial k of unit u lies at u * K + k, first all sums of dy,
+then all of dy * (x - mean).
+"""
+
+import triton
+import triton.language as tl
+
+from normgrad.backends.cuda.kernels.common import (
+    load_or,
+    load_rstd,
+    store_as,
+    sum_pairs,
+)
+
+
+@triton.jit
+def plane_sums(
+    dy,
+    x,
+    mean,
+    partials,
+    units,
+    splits,
+    planes,  # planes of a unit
+    pieces,
+    run,  # elements of a plane
+    channels,
+    group_size,  # channels that share a statistic (group norm)
+    dy_plane,
+    dy_outer,
+    dy_channel,
+    x_plane,
+    x_outer,
+    x_channel,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Channels first; strides and ``run`` come divided by ALIGN."""
+    unit = tl.program_id(0) // splits
+    part = tl.program_id(0) % splits
+    outer = (unit // channels).to(tl.int64)
+    channel = (unit % channels).to(tl.int64)
+    statistic = unit
+    if GROUP:
+        statistic = (outer * (channels // group_size) + channel // group_size).to(tl.int32)
+    mu = load_or(mean, statistic, None, 0.0, COMPUTE)
+    cols = tl.arange(0, COLS)
+    rows = planes * pieces
+    s1 = tl.zeros([ROWS, COLS], COMPUTE)
+    s2 = tl.zeros([ROWS, COLS], COMPUTE)
+    for first in tl.range(part * ROWS, rows, splits * ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)
+        plane = (row // pieces).to(tl.int64)[:, None]
+        inside = ((row % pieces) * COLS)[:, None] + cols[None, :]
+        mask = (row < rows)[:, None] & (inside < run * ALIGN)
+        dy_at = (plane * dy_plane + outer * dy_outer + channel * dy_channel) * ALIGN + inside
+        x_at = (plane * x_plane + outer * x_outer + channel * x_channel) * ALIGN + inside
+        wide = tl.load(dy + dy_at, mask=mask, other=0.0).to(COMPUTE)
+        s1 += wide
+        s2 += wide * (tl.load(x + x_at, mask=mask, other=0.0).to(COMPUTE) - mu)
+    t1, t2 = sum_pairs(s1, s2, None)
+    tl.store(partials + unit * splits + part, t1)
+    tl.store(partials + (units + unit).to(tl.int64) * splits + part, t2)
+
+
+@triton.jit
+def column_sums(
+    dy,
+    x,
+    mean,
+    partials,
+    units,
+    splits,
+    share,  # rows of a program
+    rows,
+    channels,  # over ALIGN
+    group_size,
+    dy_row,
+    dy_outer,
+    x_row,
+    x_outer,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Channels last; strides come divided by ALIGN."""
+    part = tl.program_id(0)
+    outer = tl.program_id(2).to(tl.int64)
+    column = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    col_ok = column < channels * ALIGN
+    statistic = column
+    if GROUP:
+        statistic = outer * (channels * ALIGN // group_size) + column // group_size
+    mu = load_or(mean, statistic, col_ok, 0.0, COMPUTE)[None, :]
+    s1 = tl.zeros([ROWS, COLS], COMPUTE)
+    s2 = tl.zeros([ROWS, COLS], COMPUTE)
+    stop = tl.minimum((part + 1) * share, rows)
+    for first in tl.range(part * share, stop, ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)
+        mask = (row < stop)[:, None] & col_ok[None, :]
+        far = row.to(tl.int64)[:, None]
+        dy_at = (far * dy_row + outer * dy_outer) * ALIGN + column[None, :]
+        x_at = (far * x_row + outer * x_outer) * ALIGN + column[None, :]
+        wide = tl.load(dy + dy_at, mask=mask, other=0.0).to(COMPUTE)
+        s1 += wide
+        s2 += wide * (tl.load(x + x_at, mask=mask, other=0.0).to(COMPUTE) - mu)
+    t1, t2 = sum_pairs(s1, s2, 0)
+    unit = outer * channels * ALIGN + column
+    tl.store(partials + unit * splits + part, t1, mask=col_ok)
+    tl.store(partials + (units + unit) * splits + part, t2, mask=col_ok)
+
+
+@triton.jit
+def finish_channels(
+    partials,
+    rstd,
+    totals,  # sums of dy, then of dy * (x - mean), in the compute type; or None
+    sum_dy,
+    sum_dy_xmu,
+    dgamma,
+    dbeta,
+    units,
+    splits,
+    eps,
+    VARIANCE: tl.constexpr,
+    UNITS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Batch norm: join the partial sums of each channel in fixed order."""
+    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
+    ok = unit < units
+    t1, t2 = join(partials, unit, ok, units, splits, SPLITS, UNITS, COMPUTE)
+    store_as(totals, unit, t1, ok)
+    if totals is not None:
+        tl.store(totals + units + unit, t2, mask=ok)
+    store_as(sum_dy, unit, t1, ok)
+    store_as(sum_dy_xmu, unit, t2, ok)
+    store_as(dbeta, unit, t1, ok)
+    if dgamma is not None:
+        store_as(dgamma, unit, t2 * load_rstd(rstd, unit, ok, eps, VARIANCE, COMPUTE), ok)
+
+
+@triton.jit
+def join(
+    partials,
+    unit,
+    ok,
+    units,
+    splits,
+    SPLITS: tl.constexpr,
+    UNITS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Both sums of some units over their partials."""
+    s1 = tl.zeros([UNITS, SPLITS], COMPUTE)
+    s2 = tl.zeros([UNITS, SPLITS], COMPUTE)
+    base = partials + unit.to(tl.int64)[:, None] * splits
+    second = units.to(tl.int64) * splits
+    for first in range(0, splits, SPLITS):
+        part = first + tl.arange(0, SPLITS)
+        mask = ok[:, None] & (part < splits)[None, :]
+        s1 += tl.load(base + part[None, :], mask=mask, other=0.0)
+        s2 += tl.load(base + second + part[None, :], mask=mask, other=0.0)
+    return sum_pairs(s1, s2, 1)
+
+
+@triton.jit
+def finish_groups(
+    partials,
+    gamma,
+    totals,
+    units,
+    splits,
+    channels,
+    group_size,
+    statistics,
+    CHANNELS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Group norm: the two sums of each statistic, with gamma inside."""
+    statistic = tl.program_id(0)
+    first = statistic * group_size
+    s1 = tl.zeros([CHANNELS], COMPUTE)
+    s2 = tl.zeros([CHANNELS], COMPUTE)
+    for start in range(0, group_size, CHANNELS):
+        local = start + tl.arange(0, CHANNELS)
+        ok = local < group_size
+        t1, t2 = join(partials, first + local, ok, units, splits, SPLITS, CHANNELS, COMPUTE)
+        weight = load_or(gamma, (first + local) % channels, ok, 1.0, COMPUTE)
+        s1 += t1 * weight
+        s2 += t2 * weight
+    t1, t2 = sum_pairs(s1, s2, 0)
+    tl.store(totals + statistic, t1)
+    tl.store(totals + statistics + statistic, t2)
+
+
+@triton.jit
+def finish_parameters(
+    partials,
+    rstd,
+    dgamma,
+    dbeta,
+    units,
+    splits,
+    samples,
+    channels,
+    group_size,
+    CHANNELS: tl.constexpr,
+    PARTS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Group norm: each channel's sums over all samples and their partials."""
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    ok = channel < channels
+    s1 = tl.zeros([CHANNELS, PARTS], COMPUTE)
+    s2 = tl.zeros([CHANNELS, PARTS], COMPUTE)
+    second = units.to(tl.int64) * splits
+    for first in range(0, samples * splits, PARTS):
+        part = first + tl.arange(0, PARTS)
+        mask = ok[:, None] & (part < samples * splits)[None, :]
+        unit = (part // splits)[None, :] * channels + channel[:, None]
+        at = partials + unit.to(tl.int64) * splits + (part % splits)[None, :]
+        s1 += tl.load(at, mask=mask, other=0.0)
+        scale = load_or(rstd, unit // group_size, mask, 1.0, COMPUTE)
+        s2 += tl.load(at + second, mask=mask, other=0.0) * scale
+    t1, t2 = sum_pairs(s1, s2, 1)
+    store_as(dbeta, channel, t1, ok)
+    store_as(dgamma, channel, t2, ok)
+
+
+@triton.jit
+def finish_rows(
+    partials,  # [programs, 2, cols]
+    dgamma,
+    dbeta,
+    programs,
+    cols,
+    PROGRAMS: tl.constexpr,
+    COLS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Layer norm: join the programs' parameter gradients in fixed order."""
+    column = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    ok = column < cols
+    s1 = tl.zeros([PROGRAMS, COLS], COMPUTE)
+    s2 = tl.zeros([PROGRAMS, COLS], COMPUTE)
+    for first in range(0, programs, PROGRAMS):
+        program = first + tl.arange(0, PROGRAMS)
+        mask = (program < programs)[:, None] & ok[None, :]
+        at = partials + program.to(tl.int64)[:, None] * 2 * cols + column[None, :]
+        s1 += tl.load(at, mask=mask, other=0.0)
+        s2 += tl.load(at + cols, mask=mask, other=0.0)
+    t1, t2 = sum_pairs(s1, s2, 0)
+    store_as(dgamma, column, t1, ok)
+    store_as(dbeta, column, t2, ok)

@@ -1,0 +1,149 @@
+"""Compiles and launches the steps of a program, on a GPU or in Triton's interpreter."""
+
+import ctypes
+import functools
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from normgrad.backends.cuda.device import device_of
+from normgrad.backends.cuda.program import Fill, Launch, Program, Ref
+from normgrad.spec import ROLES
+
+_POINTERS = {
+    "float16": "*fp16",
+    "bfloat16": "*bf16",
+    "float32": "*fp32",
+    "float64": "*fp64",
+    "int32": "*i32",
+    "int64": "*i64",
+    "uint64": "*u64",
+}
+# Where a role's address stands; the workspace comes after all roles.
+_SLOTS = {role: index for index, role in enumerate(ROLES)} | {"": len(ROLES)}
+
+
+@functools.cache
+def interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter, on the host."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def kernel_of(name: str) -> Any:
+    """The kernel function of this name."""
+    module, _, function = name.partition(".")
+    return getattr(importlib.import_module(f"normgrad.backends.cuda.kernels.{module}"), function)
+
+
+def run_program(program: Program, index: int, bases: Sequence[int], stream: int) -> None:
+    """Launch every step; ``bases`` are the roles' addresses, then the workspace."""
+    bits = 0
+    for address in bases:
+        bits |= address
+    aligned = not bits & 15
+    key = (index, aligned)
+    prepared = program.prepared.get(key)
+    if prepared is None:
+        prepared = [_prepare(step, index, aligned) for step in program.steps]
+        program.prepared[key] = prepared
+    for step in prepared:
+        step(bases, stream)
+
+
+def _prepare(step: Launch | Fill, index: int, aligned: bool) -> Any:
+    return _prepare_fill(step) if isinstance(step, Fill) else _prepare_kernel(step, index, aligned)
+
+
+def _prepare_fill(step: Fill) -> Any:
+    slot, offset = _SLOTS[step.target.role], step.target.offset
+    value, nbytes = step.value, step.nbytes
+    fill = _memset()
+
+    def run(bases: Sequence[int], stream: int) -> None:
+        status = fill(bases[slot] + offset, value, nbytes, stream)
+        if status:
+            msg = f"cuMemsetD8Async failed with CUDA error {status}"
+            raise RuntimeError(msg)
+
+    return run
+
+
+@functools.cache
+def _memset() -> Any:
+    function = ctypes.CDLL("libcuda.so.1").cuMemsetD8Async
+    function.argtypes = [ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p]
+    return function
+
+
+def signature_of(step: Launch, double: bool) -> dict[str, str]:
+    """The types of a kernel's arguments; what is constant or None is a constexpr."""
+    types = {}
+    for name, value in step.arguments:
+        if isinstance(value, Ref):
+            types[name] = _POINTERS[value.dtype]
+        elif isinstance(value, float):
+            types[name] = "fp64" if double else "fp32"
+        elif isinstance(value, int):
+            types[name] = "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
+    return types
+
+
+def constants_of(step: Launch) -> dict[str, Any]:
+    """Compile-time values, with types as Triton's own."""
+    import triton.language as tl
+
+    constants = dict(step.constants)
+    if "COMPUTE" in constants:
+        constants["COMPUTE"] = getattr(tl, constants["COMPUTE"])
+    return constants | {name: None for name, value in step.arguments if value is None}
+
+
+def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
+    """A compiled kernel for a GPU of this capability; needs no GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = kernel_of(step.kernel)
+    double = dict(step.constants).get("COMPUTE") == "float64"
+    types = signature_of(step, double)
+    names = kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    given = dict(step.arguments)
+    # The workspace starts at a multiple of 16 bytes; data only if their addresses do.
+    attributes = {
+        (position,): [["tt.divisibility", 16]]
+        for position, name in enumerate(names)
+        if isinstance(ref := given.get(name), Ref) and aligned and ref.offset % 16 == 0
+    }
+    options: dict[str, Any] = {
+        "num_warps": step.warps,
+        "launch_cooperative_grid": step.cooperative,
+    }
+    if step.registers:
+        options["maxnreg"] = step.registers
+    source = ASTSource(kernel, signature, constants_of(step), attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def _prepare_kernel(step: Launch, index: int, aligned: bool) -> Any:
+    compiled = compile_step(step, device_of(index).capability, aligned)
+    names = kernel_of(step.kernel).arg_names
+    values = dict(step.arguments) | constants_of(step)
+    template: list[Any] = [values[name] for name in names]
+    slots = [
+        (position, _SLOTS[value.role], value.offset)
+        for position, value in enumerate(template)
+        if isinstance(value, Ref)
+    ]
+    launch, (x, y, z) = compiled.run, step.grid
+    function, metadata = compiled.function, compiled.packed_metadata
+
+    def run(bases: Sequence[int], stream: int) -> None:
+        arguments = template.copy()
+        for position, slot, offset in slots:
+            arguments[position] = bases[slot] + offset
+        launch(x, y, z, stream, function, metadata, None, None, None, *arguments)
+
+    return run

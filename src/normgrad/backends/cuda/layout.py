@@ -1,0 +1,99 @@
+"""How data lie in memory, as the kernels see it: planes (channels first) or columns (last)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from normgrad.backends.cuda.program import Builder, Ref
+from normgrad.geometry import Geometry, reshaped_strides
+from normgrad.spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A data tensor over (outer, channels, inner)."""
+
+    ref: Ref
+    outer: int  # strides in elements
+    channel: int
+    inner: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The data of a request in one family."""
+
+    family: Literal["planes", "columns"]
+    outer: int
+    channels: int
+    inner: int
+    dy: Data
+    x: Data
+    dx: Data | None
+
+    @property
+    def tensors(self) -> tuple[Data, ...]:
+        """Those that take part."""
+        return (self.dy, self.x) if self.dx is None else (self.dy, self.x, self.dx)
+
+    @property
+    def same_strides(self) -> bool:
+        """Whether one offset serves all tensors."""
+        return len({(one.outer, one.channel, one.inner) for one in self.tensors}) == 1
+
+
+def lay_out(builder: Builder, geometry: Geometry) -> Layout:
+    """See all data in one family, with copies where they do not agree on one."""
+    spec = builder.spec
+    roles = ("dy", "x") if spec.dx is None else ("dy", "x", "dx")
+    channels = geometry.groups * geometry.channels
+    sizes = (geometry.outer, channels, geometry.inner)
+    steps = {role: _steps(spec.tensor(role), sizes) for role in roles}
+    families = [_families(found, sizes, geometry) for found in steps.values()]
+    all_columns = geometry.inner == 1 or all("columns" in one for one in families)
+    family: Literal["planes", "columns"] = "columns" if all_columns else "planes"
+    dense = (channels * geometry.inner, geometry.inner, 1)
+    data = {}
+    for (role, found), able in zip(steps.items(), families, strict=True):
+        tensor = spec.tensor(role)
+        assert tensor is not None
+        if found is not None and family in able:
+            data[role] = Data(Ref(role, 0, tensor.dtype), *found)
+        elif role == "dx":
+            data[role] = Data(builder.bounce(role), *dense)
+        else:
+            data[role] = Data(builder.pack(role), *dense)
+    outer, inner = geometry.outer, geometry.inner
+    if family == "columns" and geometry.statistic == "channel":
+        # Rows of all images follow each other: one long column of rows.
+        data = {
+            role: Data(one.ref, 0, 1, one.inner if inner > 1 else one.outer)
+            for role, one in data.items()
+        }
+        outer, inner = 1, outer * inner
+    return Layout(family, outer, channels, inner, data["dy"], data["x"], data.get("dx"))
+
+
+def _steps(tensor: TensorSpec | None, sizes: tuple[int, int, int]) -> tuple[int, int, int] | None:
+    assert tensor is not None
+    found = reshaped_strides(tensor, sizes)
+    return None if found is None else (found[0], found[1], found[2])
+
+
+def _families(
+    steps: tuple[int, int, int] | None, sizes: tuple[int, int, int], geometry: Geometry
+) -> tuple[str, ...]:
+    """Which families a tensor can be seen in without a copy."""
+    if steps is None:
+        return ()
+    outer_step, channel_step, inner_step = steps
+    outer, channels, inner = sizes
+    if min(steps) < 0:
+        return ()
+    unit_channels = channel_step == 1 or channels == 1
+    if inner == 1:
+        return ("columns",) if unit_channels else ()
+    if inner_step == 1:
+        return ("planes",)
+    # Batch norm sums over all rows of all images, so these must step evenly.
+    even = outer == 1 or outer_step == inner * inner_step or geometry.statistic == "row"
+    return ("columns",) if unit_channels and inner_step > 0 and even else ()

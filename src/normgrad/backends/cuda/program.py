@@ -1,0 +1,180 @@
+"""A kernel plan: the launches that compute a request, without a single address.
+
+Made by pure functions from the request and the device's properties, so that it can be printed and
+tested on a machine without a GPU.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from normgrad.dtypes import ITEMSIZE
+from normgrad.geometry import reshaped_strides
+from normgrad.spec import Spec, TensorSpec, row_major
+
+_ITEMSIZE = {**ITEMSIZE, "uint64": 8}
+_ALIGNMENT = 256  # of every piece of the workspace
+
+
+class Ref(NamedTuple):
+    """Memory: a role's tensor, or a piece of the workspace (role "")."""
+
+    role: str
+    offset: int  # in bytes
+    dtype: str
+
+
+Argument = Ref | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch."""
+
+    kernel: str  # module.function under `kernels`
+    grid: tuple[int, int, int]
+    arguments: tuple[tuple[str, Argument], ...]
+    constants: tuple[tuple[str, Any], ...]
+    warps: int = 4
+    registers: int | None = None  # per thread, at most
+    cooperative: bool = False  # all blocks must be resident: they wait for each other
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name}={value}" for name, value in self.constants)
+        limit = f", {self.registers} registers" if self.registers else ""
+        mode = ", cooperative" if self.cooperative else ""
+        blocks = "x".join(str(size) for size in self.grid)
+        return f"{self.kernel}[{blocks}] {self.warps} warps{limit}{mode} ({sizes})"
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Set bytes of the workspace or of a result."""
+
+    target: Ref
+    nbytes: int
+    value: int
+
+    def __str__(self) -> str:
+        return f"fill {self.nbytes} bytes with {self.value:#x}"
+
+
+Step = Launch | Fill
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The steps, and the scratch memory they need."""
+
+    strategy: str
+    steps: tuple[Step, ...]
+    workspace_bytes: int
+    # Compiled kernels by device and alignment: filled by the first run.
+    prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        lines = [f"{self.strategy}, workspace {self.workspace_bytes} bytes"]
+        return "\n".join([*lines, *(f"  {step}" for step in self.steps)])
+
+
+class Builder:
+    """Collects steps; knows where each role's data are by then."""
+
+    def __init__(self, spec: Spec, compute: str) -> None:
+        self.spec = spec
+        self.compute = compute
+        self.steps: list[Step] = []
+        self.used = 0
+        self._after: list[Step] = []
+
+    def scratch(self, count: int, dtype: str) -> Ref:
+        """A piece of the workspace."""
+        ref = Ref("", self.used, dtype)
+        self.used += -(-count * _ITEMSIZE[dtype] // _ALIGNMENT) * _ALIGNMENT
+        return ref
+
+    def launch(
+        self,
+        kernel: str,
+        grid: tuple[int, ...],
+        arguments: dict[str, Argument],
+        constants: dict[str, Any],
+        **options: Any,
+    ) -> None:
+        """Add a kernel launch."""
+        x, y, z, *_ = (*grid, 1, 1)
+        self.steps.append(
+            Launch(kernel, (x, y, z), tuple(arguments.items()), tuple(constants.items()), **options)
+        )
+
+    def fill(self, target: Ref, count: int, value: int) -> None:
+        """Set ``count`` elements' bytes."""
+        self.steps.append(Fill(target, count * _ITEMSIZE[target.dtype], value))
+
+    def vector(self, role: str) -> Ref | None:
+        """A small operand as a dense vector, copied if it is not one."""
+        tensor = self.spec.tensor(role)
+        if tensor is None:
+            return None
+        if is_dense(tensor):
+            return Ref(role, 0, tensor.dtype)
+        return self.pack(role)
+
+    def pack(self, role: str) -> Ref:
+        """A row-major copy of an operand in the workspace."""
+        tensor = self.spec.tensor(role)
+        assert tensor is not None
+        ref = self.scratch(tensor.size, tensor.dtype)
+        self.steps.append(_copy(Ref(role, 0, tensor.dtype), tensor.strides, ref, tensor, None))
+        return ref
+
+    def result(self, role: str) -> Ref | None:
+        """Where to write a result as a dense row-major tensor; copied to its place at the end."""
+        tensor = self.spec.tensor(role)
+        if tensor is None:
+            return None
+        if is_dense(tensor):
+            return Ref(role, 0, tensor.dtype)
+        return self.bounce(role)
+
+    def bounce(self, role: str) -> Ref:
+        """A row-major stand-in for a result."""
+        tensor = self.spec.tensor(role)
+        assert tensor is not None
+        ref = self.scratch(tensor.size, tensor.dtype)
+        self._after.append(_copy(ref, None, Ref(role, 0, tensor.dtype), tensor, tensor.strides))
+        return ref
+
+    def finish(self, strategy: str) -> Program:
+        """The program."""
+        return Program(strategy, (*self.steps, *self._after), self.used)
+
+
+def is_dense(tensor: TensorSpec) -> bool:
+    """Whether the elements lie one after another in row-major order."""
+    return tensor.size <= 1 or reshaped_strides(tensor, (tensor.size,)) == (1,)
+
+
+def _copy(
+    source: Ref,
+    source_strides: tuple[int, ...] | None,
+    target: Ref,
+    tensor: TensorSpec,
+    target_strides: tuple[int, ...] | None,
+) -> Launch:
+    """A strided copy; None stands for row-major strides."""
+    dense = row_major(tensor.shape)
+    rank = len(tensor.shape)
+    pad = (0,) * (8 - rank)
+    sizes = (1,) * (8 - rank) + tensor.shape
+    reads = pad + (dense if source_strides is None else source_strides)
+    writes = pad + (dense if target_strides is None else target_strides)
+    arguments: dict[str, Argument] = {"source": source, "target": target, "size": tensor.size}
+    for letter, values in (("n", sizes), ("s", reads), ("t", writes)):
+        arguments |= {f"{letter}{axis}": value for axis, value in enumerate(values)}
+    block = 1024
+    return Launch(
+        "copy.strided_copy",
+        (-(-tensor.size // block), 1, 1),
+        tuple(arguments.items()),
+        (("BLOCK", block),),
+    )

@@ -1,0 +1,211 @@
+"""Layer norm's plans."""
+
+from typing import Any
+
+from normgrad.backends.cuda.device import Device
+from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
+from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
+from normgrad.dtypes import ITEMSIZE
+from normgrad.geometry import Geometry, reshaped_strides
+
+_LONGEST = 8192  # columns that a block of 8 warps keeps in registers with their sums
+_LONGER = 65536  # columns of a row that one block reads twice, the second time from the L2 cache
+
+
+def plan_rows(builder: Builder, geometry: Geometry, device: Device) -> Program:
+    """Rows that fit a block are read once; longer ones twice."""
+    rows, cols = geometry.outer, geometry.channels
+    data = {role: _rows(builder, role, rows, cols) for role in ("dy", "x", "dx")}
+    wants = builder.spec.dgamma is not None or builder.spec.dbeta is not None
+    if builder.compute == "float32" and cols <= _LONGEST:
+        programs = _whole_rows(builder, geometry, device, data, wants)
+        return builder.finish(f"whole rows, {programs} programs")
+    if builder.compute == "float32" and cols <= _LONGER:
+        # No registers are left for the parameters' sums: they take a pass of their own.
+        if builder.spec.dx is not None:
+            _whole_rows(builder, geometry, device, data, wants=False)
+        if wants:
+            _long_rows(builder, geometry, device, {**data, "dx": None})
+        return builder.finish("whole rows, parameters apart")
+    _long_rows(builder, geometry, device, data)
+    return builder.finish("long rows")
+
+
+def _rows(builder: Builder, role: str, rows: int, cols: int) -> tuple[Ref, int] | None:
+    """A data tensor as rows of contiguous elements: its memory and the step between rows."""
+    tensor = builder.spec.tensor(role)
+    if tensor is None:
+        return None
+    steps = reshaped_strides(tensor, (rows, cols))
+    if steps is not None and steps[0] >= 0 and (cols == 1 or steps[1] == 1):
+        return Ref(role, 0, tensor.dtype), steps[0]
+    return (builder.bounce(role) if role == "dx" else builder.pack(role)), cols
+
+
+def chunks_of(cols: int, least: int) -> tuple[int, int]:
+    """A row as tiles of a power of two of columns: (columns, tiles).
+
+    One tile, unless it would waste more than two fifths; rows that do not fit the registers are
+    cut into tiles of 4096.
+    """
+    best = (power_of_two(cols), 1)
+    if best[0] > 2 * _LONGEST:
+        return 4096, ceil_div(cols, 4096)
+    waste = best[0] / cols
+    chunk = best[0] // 2
+    if waste <= 1.4:
+        return best
+    while chunk >= least:
+        count = ceil_div(cols, chunk)
+        if count > 8:
+            break
+        if count * chunk / cols < waste:
+            best, waste = (chunk, count), count * chunk / cols
+        chunk //= 2
+    return best
+
+
+def _whole_rows(
+    builder: Builder,
+    geometry: Geometry,
+    device: Device,
+    data: dict[str, tuple[Ref, int] | None],
+    wants: bool,
+) -> int:
+    rows, cols = geometry.outer, geometry.channels
+    present = [one for one in data.values() if one is not None]
+    itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
+    vector = 16 // itemsize
+    align = alignment(itemsize, cols, *(step for _, step in present))
+    chunk, chunks = chunks_of(cols, 32 * vector)
+    width = chunk * chunks
+    # Measured on an H200: 4 warps up to 1024 columns (and for uneven rows), 8 up to 8192, with 32
+    # elements a thread; more programs a multiprocessor only where there is much to do.
+    again = width > 2 * _LONGEST
+    warps = 16 if width > _LONGEST else 4 if width <= 1024 or chunks > 1 else 8
+    per = 1 if warps >= 8 else 3 if rows * cols >= 1 << 25 and chunks == 1 else 2
+    held = 4 * vector * warps * 32
+    tile_rows = max(1, power_of_two(held // width + 1) // 2)
+    tile_rows = min(tile_rows, 32, power_of_two(rows))
+    programs = min(ceil_div(rows, tile_rows), per * device.multiprocessors)
+    partials = builder.scratch(2 * programs * cols, "float32") if wants else None
+    dy, x, dx = data["dy"], data["x"], data["dx"]
+    assert dy is not None
+    assert x is not None
+    arguments: dict[str, Argument] = {
+        "dy": dy[0],
+        "x": x[0],
+        "dx": dx[0] if dx else None,
+        "mean": builder.vector("mean"),
+        "rstd": builder.vector("rstd"),
+        "gamma": builder.vector("gamma"),
+        "partials": partials,
+        "rows": rows,
+        "cols": cols // align,
+        "programs": programs,
+        "dy_row": dy[1] // align,
+        "x_row": x[1] // align,
+        "dx_row": dx[1] // align if dx else 0,
+        "eps": 0.0,
+    }
+    constants: dict[str, Any] = {
+        "ROWS": tile_rows,
+        "CHUNK": chunk,
+        "CHUNKS": chunks,
+        "ALIGN": align,
+        "STAGES": 1 if again else _stages(device, tile_rows * width, itemsize),
+        "COMPUTE": builder.compute,
+        "AGAIN": again,
+        "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
+        "KEEP": width <= _LONGEST,
+    }
+    builder.launch("rows.layer_rows", (programs,), arguments, constants, warps=warps)
+    _finish(builder, partials, programs, cols)
+    return programs
+
+
+def _stages(device: Device, elements: int, itemsize: int) -> int:
+    """How far ahead rows are fetched: by two if x, dy (and gamma) fit shared memory twice."""
+    needed = elements * (2 * itemsize + 4)
+    room = device.shared_bytes - (8 << 10)
+    return 3 if 2 * needed <= room else 2 if needed <= room else 1
+
+
+def _finish(builder: Builder, partials: Ref | None, programs: int, cols: int) -> None:
+    if partials is None:
+        return
+    builder.launch(
+        "sums.finish_rows",
+        (ceil_div(cols, 16),),
+        {
+            "partials": partials,
+            "dgamma": builder.result("dgamma"),
+            "dbeta": builder.result("dbeta"),
+            "programs": programs,
+            "cols": cols,
+        },
+        {"PROGRAMS": 128, "COLS": 16, "COMPUTE": builder.compute},
+    )
+
+
+def _long_rows(
+    builder: Builder,
+    geometry: Geometry,
+    device: Device,
+    data: dict[str, tuple[Ref, int] | None],
+) -> None:
+    spec = builder.spec
+    rows, cols = geometry.outer, geometry.channels
+    dy, x, dx = data["dy"], data["x"], data["dx"]
+    assert dy is not None
+    assert x is not None
+    present = [one for one in data.values() if one is not None]
+    itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
+    align = alignment(itemsize, cols, *(step for _, step in present))
+    common: dict[str, Argument] = {
+        "dy": dy[0],
+        "x": x[0],
+        "mean": builder.vector("mean"),
+        "gamma": builder.vector("gamma"),
+        "rows": rows,
+        "cols": cols // align,
+        "dy_row": dy[1] // align,
+        "x_row": x[1] // align,
+    }
+    totals = None
+    if dx is not None:
+        totals = builder.scratch(2 * rows, builder.compute)
+        constants: dict[str, Any] = {
+            "COLS": min(power_of_two(cols), 2048),
+            "ALIGN": align,
+            "COMPUTE": builder.compute,
+        }
+        builder.launch("apply.row_statistics", (rows,), common | {"totals": totals}, constants)
+    width = min(power_of_two(cols), 256)
+    blocks = ceil_div(cols, width)
+    tile_rows = 16 if builder.compute == "float32" else 8
+    share = max(tile_rows, ceil_div(rows, max(1, 4 * device.multiprocessors // blocks)))
+    programs = ceil_div(rows, share)
+    wants = spec.dgamma is not None or spec.dbeta is not None
+    partials = builder.scratch(2 * programs * cols, builder.compute) if wants else None
+    builder.launch(
+        "apply.row_apply",
+        (blocks, programs),
+        common
+        | {
+            "dx": dx[0] if dx else None,
+            "rstd": builder.vector("rstd"),
+            "totals": totals,
+            "partials": partials,
+            "share": share,
+            "dx_row": dx[1] // align if dx else 0,
+        },
+        {
+            "ROWS": tile_rows,
+            "COLS": width,
+            "ALIGN": align,
+            "STAGES": 3,
+            "COMPUTE": builder.compute,
+        },
+    )
+    _finish(builder, partials, programs, cols)

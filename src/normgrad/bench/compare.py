@@ -1,0 +1,59 @@
+"""Two runs side by side: what got faster, slower or wrong."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from normgrad.bench.record import Record, Row
+
+Verdict = Literal["faster", "slower", "same", "wrong", "mended", "gone", "new"]
+# What makes a comparison fail.
+BAD: tuple[Verdict, ...] = ("slower", "wrong", "gone")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row in both runs; ``ratio`` is the new time over the old."""
+
+    key: str
+    verdict: Verdict
+    before: float | None
+    after: float | None
+    ratio: float | None
+
+
+def compare(
+    before: Record, after: Record, threshold: float, *, relative: bool = False
+) -> list[Change]:
+    """Rows of ours in the order of the first run, then those that are new.
+
+    A change counts when it is beyond the threshold and beyond the two runs' spreads together.
+    ``relative`` compares times over the floor of their own run, for runs on machines or days of
+    different memory speed.
+    """
+    old = {row.key: row for row in before.rows if row.backend != "none"}
+    new = {row.key: row for row in after.rows if row.backend != "none"}
+    changes = [_change(row, new.get(key), threshold, relative) for key, row in old.items()]
+    for key, row in new.items():
+        if key not in old:
+            verdict: Verdict = "new" if row.verified else "wrong"
+            changes.append(Change(key, verdict, None, row.median_ms, None))
+    return changes
+
+
+def _change(old: Row, new: Row | None, threshold: float, relative: bool) -> Change:
+    if new is None:
+        return Change(old.key, "gone", old.median_ms, None, None)
+    if not new.verified or new.same_bits is False or new.median_ms is None:
+        return Change(old.key, "wrong", old.median_ms, new.median_ms, None)
+    if not old.verified or old.median_ms is None:
+        return Change(old.key, "mended", old.median_ms, new.median_ms, None)
+    ratio = new.median_ms / old.median_ms
+    if relative and old.floor_ms > 0:
+        ratio = (new.median_ms / new.floor_ms) / (old.median_ms / old.floor_ms)
+    margin = max(threshold, (old.spread or 0.0) + (new.spread or 0.0))
+    verdict: Verdict = "same"
+    if ratio > 1 + margin:
+        verdict = "slower"
+    elif ratio < 1 / (1 + margin):
+        verdict = "faster"
+    return Change(old.key, verdict, old.median_ms, new.median_ms, ratio)

@@ -1,0 +1,119 @@
+"""One page that holds a whole run: plots, tables and where it was measured."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from normgrad.bench import plots
+from normgrad.bench.record import Record, Row
+from normgrad.page import Cell, environment_table, page, section, table
+
+
+def save(record: Record, path: Path) -> None:
+    """Write the page; it needs nothing besides itself."""
+    path.write_text(render(record), encoding="utf-8")
+
+
+def render(record: Record) -> str:
+    """The page as text."""
+    bad = [row for row in record.rows if row.backend != "none" and not row.verified]
+    settings = record.settings
+    lead = (
+        f"{len(record.rows)} rows on {escape(str(settings.get('device', 'this machine')))}, "
+        f"measured {escape(str(settings.get('started', 'at an unknown time')))}. "
+        f"Copy in the same run: {record.copy_gbps:.0f} GB/s, bytes read plus written. "
+    )
+    lead += (
+        f"{len(bad)} of our results are wrong or refused."
+        if bad
+        else "Every result of ours is right."
+    )
+    parts = [f"<p>{lead}</p>", section("Summary", _summary(record))]
+    missing = plots.unavailable()
+    if missing:
+        parts.append(section("Plots", f"<p>Not drawn: {escape(missing)}.</p>"))
+    else:
+        parts += [section(title, f"<figure>{svg}</figure>") for title, svg in plots.inline(record)]
+    parts.append(section("Rows", _rows(record)))
+    notes = _notes(record)
+    if notes:
+        parts.append(section("What could not be measured, or was wrong", notes))
+    parts.append(section("Where", environment_table({**record.environment, "run": settings})))
+    return page("normgrad bench", parts)
+
+
+def _summary(record: Record) -> str:
+    rows: list[Sequence[str | Cell]] = []
+    for peer in record.peer_names:
+        both, given = record.geomeans(peer), record.geomeans(peer, given=True)
+        for dtype in both:
+            slower = [
+                row
+                for row in record.rows
+                if row.dtype == dtype and (times := row.speedup(peer)) and times < 1
+            ]
+            style = "bad" if slower else ""
+            rows.append(
+                (
+                    peer,
+                    dtype,
+                    f"{both[dtype]:.2f}",
+                    f"{given[dtype]:.2f}",
+                    Cell(str(len(slower)), style),
+                )
+            )
+    rows += [(peer, reason, "", "", "") for peer, reason in record.absent_peers.items()]
+    if not rows:
+        return "<p>No peer was asked for.</p>"
+    header = ("peer", "type", "times faster, both allocate", "times faster, out= given")
+    return table((*header, "rows where it is faster"), rows)
+
+
+def _rows(record: Record) -> str:
+    peers = record.peer_names
+    ours = any(row.backend != "none" for row in record.rows)
+    header = ["operator", "shape", "type", "layout", "mask", "MB", "floor ms"]
+    if ours:
+        header += ["out= ms", "spread", "share of floor", "alloc ms", "host µs", "peak MB", "error"]
+    for peer in peers:
+        header += [f"{peer} ms"] + (["times"] if ours else [])
+    return table(header, [_row(row, peers, ours) for row in record.rows])
+
+
+def _row(row: Row, peers: list[str], ours: bool) -> list[str | Cell]:
+    cells: list[str | Cell] = [row.op, row.size, row.dtype, row.layout, row.mask]
+    cells += [f"{row.megabytes:.1f}", f"{row.floor_ms:.4f}"]
+    if ours:
+        if row.median_ms is None or row.floor_share is None:
+            wrong = (row.error or "").startswith("wrong")
+            cells += [Cell("wrong" if wrong else "refused", "bad"), "", "", "", "", ""]
+        else:
+            cells += [f"{row.median_ms:.4f}", f"{row.spread or 0:.0%}", f"{row.floor_share:.1%}"]
+            cells += ["" if row.alloc_ms is None else f"{row.alloc_ms:.4f}"]
+            cells += ["" if row.host_us is None else f"{row.host_us:.1f}"]
+            cells += ["" if row.memory_peak is None else f"{row.memory_peak / 1e6:.1f}"]
+        cells.append("" if row.budget_share is None else f"{row.budget_share:.2f}")
+    for peer in peers:
+        if peer in row.peers:
+            cells.append(f"{row.peers[peer]:.4f}")
+        elif peer in row.wrong_peers:
+            cells.append(Cell(f"{row.wrong_peers[peer]:.4f} (wrong)", "bad"))
+        else:
+            wrong = row.peer_errors.get(peer, "").startswith("wrong")
+            cells.append(Cell("wrong", "bad") if wrong else "–")
+        if ours:
+            times = row.speedup(peer)
+            style = "" if times is None else ("good" if times >= 1 else "bad")
+            cells.append(Cell("" if times is None else f"{times:.2f}", style))
+    return cells
+
+
+def _notes(record: Record) -> str:
+    listed = []
+    for row in record.rows:
+        if row.error:
+            listed.append((row.backend, row.key, row.error))
+        if row.same_bits is False:
+            listed.append((row.backend, row.key, "other bits after the timed runs"))
+        listed += [(peer, row.key, reason) for peer, reason in row.peer_errors.items()]
+    return table(("who", "row", "why"), listed) if listed else ""

@@ -1,0 +1,56 @@
+"""A peer of the benchmark as an implementation for ``normgrad check``."""
+
+import dataclasses
+from typing import Any
+
+from normgrad import hostmem
+from normgrad.bench import peers
+from normgrad.bench.problems import DeviceProblem
+from normgrad.bench.suites import Workload
+from normgrad.errors import OptionError
+from normgrad.spec import Op
+from normgrad.verify.problem import Problem
+from normgrad.verify.run import Results, from_torch, to_torch
+
+
+class PeerImplementation:
+    """Torch tensors on the device where the peer works."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.peer = peers.get(name)
+        devices = ("cuda", "cpu") if _has_gpu() else ("cpu",)
+        reasons = {device: self.peer.unavailable(device) for device in devices}
+        usable = [device for device, reason in reasons.items() if reason is None]
+        if not usable:
+            listed = "; ".join(f"{device}: {reason}" for device, reason in reasons.items())
+            raise OptionError("--impl", "must be something that works here", f"{name} ({listed})")
+        self.device = usable[0]
+
+    def run(self, problem: Problem) -> Results:
+        """With the channels at axis 1, where every peer has them."""
+        case = problem.case
+        axis = case.channel_axis
+        operands = {role: to_torch(host, self.device) for role, host in problem.operands.items()}
+        moves = axis != 1 and case.op is not Op.LAYER_NORM
+        if moves:
+            operands |= {role: operands[role].movedim(axis, 1) for role in ("dy", "x")}
+            shape = tuple(operands["x"].shape)
+            case = dataclasses.replace(case, shape=shape, channel_axis=1, layout="moved")
+        workload = Workload(case, problem.dtype)
+        made = DeviceProblem(workload, operands, problem.result_dtypes, self.device)
+        results = self.peer.prepare(made).results()
+        if moves and "dx" in results:
+            results["dx"] = results["dx"].reshape(case.shape).movedim(1, axis)
+        return {role: _values(array) for role, array in results.items()}
+
+
+def _values(array: Any) -> Any:
+    dtype = str(array.dtype).removeprefix("torch.")
+    return hostmem.widen(from_torch(array), dtype)
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

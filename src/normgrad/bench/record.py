@@ -1,0 +1,178 @@
+"""What a run leaves behind: rows and where they were measured, as JSON or CSV."""
+
+import csv
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from normgrad.bench.suites import Workload
+from normgrad.errors import OptionError
+
+
+@dataclass(slots=True)
+class Row:
+    """One workload: ours under both allocation policies, and the peers, in milliseconds.
+
+    A time is None where nothing was timed; ``error`` and ``peer_errors`` say why.
+    """
+
+    op: str
+    shape: list[int]
+    dtype: str
+    layout: str
+    mask: str
+    backend: str
+    groups: int | None = None
+    normalized: int | None = None
+    megabytes: float = 0.0  # of x, 10**6 bytes
+    floor_ms: float = 0.0  # the streams it needs at copy speed
+    verified: bool = False
+    budget_share: float | None = None  # worst error over budget
+    same_bits: bool | None = None  # after all timed runs
+    median_ms: float | None = None  # results given with out=
+    best_ms: float | None = None
+    spread: float | None = None
+    alloc_ms: float | None = None  # results allocated by the call, as the peers do
+    alloc_spread: float | None = None
+    floor_share: float | None = None
+    gbps: float | None = None  # the streams over median_ms
+    host_us: float | None = None
+    memory_peak: int | None = None  # bytes, results included
+    error: str | None = None
+    peers: dict[str, float] = field(default_factory=dict)
+    peer_best_ms: dict[str, float] = field(default_factory=dict)
+    peer_spread: dict[str, float] = field(default_factory=dict)
+    peer_host_us: dict[str, float] = field(default_factory=dict)
+    peer_memory: dict[str, int | None] = field(default_factory=dict)
+    peer_budget_share: dict[str, float] = field(default_factory=dict)
+    peer_errors: dict[str, str] = field(default_factory=dict)
+    wrong_peers: dict[str, float] = field(default_factory=dict)  # timed though wrong, on request
+
+    @classmethod
+    def of(cls, workload: Workload, backend: str) -> "Row":
+        """A row before it is measured."""
+        case = workload.case
+        return cls(
+            op=case.op.value,
+            shape=list(case.shape),
+            dtype=workload.dtype,
+            layout=case.layout,
+            mask=workload.mask,
+            backend=backend,
+            groups=case.num_groups if case.op == "group_norm" else None,
+            normalized=case.normalized if case.op == "layer_norm" else None,
+            megabytes=workload.data_bytes / 1e6,
+        )
+
+    @property
+    def key(self) -> str:
+        """The same text for the same work, whoever measured it."""
+        return f"{self.op} {self.size} {self.dtype} {self.layout} {self.mask}"
+
+    @property
+    def size(self) -> str:
+        """Sizes as in the tables."""
+        text = "x".join(map(str, self.shape))
+        if self.groups is not None:
+            return f"{text} G{self.groups}"
+        return f"{text} last {self.normalized}" if (self.normalized or 1) > 1 else text
+
+    def speedup(self, peer: str) -> float | None:
+        """How many times faster than a peer, both allocating."""
+        mine = self.alloc_ms or self.median_ms
+        return self.peers[peer] / mine if mine and peer in self.peers else None
+
+
+@dataclass(slots=True)
+class Record:
+    """A run."""
+
+    environment: dict[str, Any]
+    copy_gbps: float
+    rows: list[Row] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    absent_peers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def peer_names(self) -> list[str]:
+        """Every peer that was timed somewhere."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.peers))
+
+    def raise_copy(self, gbps: float) -> None:
+        """Take a faster copy, measured later in the same run, for all rows."""
+        if gbps <= self.copy_gbps:
+            return
+        for row in self.rows:
+            row.floor_ms *= self.copy_gbps / gbps
+            if row.median_ms:
+                row.floor_share = row.floor_ms / row.median_ms
+        self.copy_gbps = gbps
+
+    def geomeans(
+        self, peer: str, *, given: bool = False, wrong_too: bool = False
+    ) -> dict[str, float]:
+        """Geometric mean of the speed-up over a peer by type.
+
+        ``given``: ours with out=. ``wrong_too``: with rows where the peer's result is wrong.
+        """
+        by_type: dict[str, list[float]] = {}
+        for row in self.rows:
+            mine = row.median_ms if given else row.alloc_ms
+            theirs = row.peers.get(peer) or (row.wrong_peers.get(peer) if wrong_too else None)
+            if mine and theirs:
+                by_type.setdefault(row.dtype, []).append(theirs / mine)
+        return {
+            dtype: math.exp(sum(map(math.log, ratios)) / len(ratios))
+            for dtype, ratios in by_type.items()
+        }
+
+    def write_json(self, path: Path) -> None:
+        """All of it. Written beside and moved, so that a killed run leaves the last whole file."""
+        beside = path.with_name(path.name + ".part")
+        beside.write_text(json.dumps(_finite(asdict(self)), indent=1) + "\n", encoding="utf-8")
+        beside.replace(path)
+
+    def write_csv(self, path: Path) -> None:
+        """A line for each row, a column for each peer."""
+        plain = [one.name for one in fields(Row) if not one.name.startswith("peer")]
+        peers = self.peer_names
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow([*plain, *(f"{name}_ms" for name in peers)])
+            for row in self.rows:
+                own = [row.size if name == "shape" else getattr(row, name) for name in plain]
+                writer.writerow([*own, *(row.peers.get(name) for name in peers)])
+
+
+def read_json(path: Path) -> Record:
+    """A run that was written before, by this version or another."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        known = {one.name for one in fields(Row)}
+        rows = [
+            Row(**{name: value for name, value in row.items() if name in known})
+            for row in data["rows"]
+        ]
+        return Record(
+            data["environment"],
+            data["copy_gbps"],
+            rows,
+            data.get("settings", {}),
+            data.get("absent_peers", {}),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        rule = "must be JSON that `normgrad bench --json` wrote"
+        raise OptionError(str(path), rule, f"{type(error).__name__}: {error}") from error
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: a share that is infinite becomes a very large number."""
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else math.copysign(1e308, value)
+    return value

@@ -1,0 +1,208 @@
+"""What is measured: named lists of rows, each an operator on one shape, type and layout."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+from normgrad.dtypes import FLOATS
+from normgrad.errors import OptionError
+from normgrad.spec import RESULTS, Op
+from normgrad.verify.cases import Case
+
+LAYOUTS: Final = ("contiguous", "channels-last")
+GROUPS = 32
+_CPU_TYPES = ("float32", "bfloat16", "float16")
+_GPU_TYPES = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One row of a benchmark: a case and the type of its data."""
+
+    case: Case
+    dtype: str
+
+    @property
+    def shape(self) -> str:
+        """Sizes as text, with what the operator needs besides."""
+        text = "x".join(map(str, self.case.shape))
+        if self.case.op is Op.GROUP_NORM:
+            return f"{text} G{self.case.num_groups}"
+        if self.case.op is Op.LAYER_NORM and self.case.normalized > 1:
+            return f"{text} last {self.case.normalized}"
+        return text
+
+    @property
+    def mask(self) -> str:
+        """The wanted results as bits."""
+        return "".join("01"[bit] for bit in self.case.wanted)
+
+    @property
+    def name(self) -> str:
+        """What tells this row from all others."""
+        parts = [self.case.op.value, self.shape, self.dtype, self.case.layout]
+        if "0" in self.mask:
+            parts.append(f"mask {self.mask}")
+        return " ".join(parts)
+
+    @property
+    def data_bytes(self) -> int:
+        """The bytes of x, which are those of dy and dx too."""
+        size = 1
+        for extent in self.case.shape:
+            size *= extent
+        return size * FLOATS[self.dtype].itemsize
+
+    @property
+    def streams(self) -> int:
+        """How often a tensor of x's size must cross the memory bus: the floor.
+
+        All three gradients need x, dy and dx once; parameter gradients alone x and dy; the bias
+        gradient alone dy; an inference dx alone dy and dx.
+        """
+        wanted = dict(zip(RESULTS[self.case.op], self.case.wanted, strict=True))
+        writes = wanted.get("dx", False)
+        needs_x = any(wanted.get(role) for role in ("dgamma", "sum_dy_xmu")) or (
+            writes and self.case.training
+        )
+        return int(any(wanted.values())) + int(needs_x) + int(writes)
+
+
+def rows(
+    op: Op,
+    shapes: str,
+    dtypes: Iterable[str],
+    layouts: Iterable[str] = LAYOUTS[:1],
+    mask: tuple[bool, ...] = (),
+    groups: int = GROUPS,
+    normalized: int = 1,
+) -> Iterator[Workload]:
+    """Rows for shapes written as in the tables: ``32x64x56x56, 1024x256``."""
+    for text, layout, dtype in product(shapes.split(","), layouts, dtypes):
+        shape = parse_shape(text)
+        # Two axes lie in one order only, and layer norm has no channels.
+        if layout == "channels-last" and (len(shape) < 3 or op is Op.LAYER_NORM):
+            continue
+        yield Workload(
+            Case(
+                id=text.strip(),
+                op=op,
+                shape=shape,
+                layout=layout,
+                num_groups=groups if op is Op.GROUP_NORM else 1,
+                normalized=normalized,
+                mask=mask,
+            ),
+            dtype,
+        )
+
+
+def masked(workloads: Iterable[Workload], bits: str) -> list[Workload]:
+    """The rows with these results wanted alone, as ``110``; other operators' rows drop out."""
+    if not bits or set(bits) - {"0", "1"} or "1" not in bits:
+        raise OptionError("mask", "must be bits with at least one 1, as 110", bits)
+    mask = tuple(bit == "1" for bit in bits)
+    return [
+        Workload(dataclasses.replace(one.case, mask=mask), one.dtype)
+        for one in workloads
+        if len(RESULTS[one.case.op]) == len(mask)
+    ]
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """``32x64x56x56`` as sizes."""
+    try:
+        shape = tuple(int(size) for size in text.strip().split("x"))
+    except ValueError:
+        raise OptionError("shape", "must be sizes joined by x, as in 32x64x56x56", text) from None
+    if not all(size > 0 for size in shape):
+        raise OptionError("shape", "must have positive sizes", text)
+    return shape
+
+
+def _cpu() -> Iterator[Workload]:
+    """Issue 4's table and that of the CPU baseline, three types, both layouts."""
+    batch = "32x64x56x56, 32x256x14x14, 8x256x56x56, 64x512x7x7, 16x16x8x48, 1024x256"
+    yield from rows(Op.BATCH_NORM, batch, _CPU_TYPES, LAYOUTS)
+    yield from rows(Op.BATCH_NORM, "2x64x32x32x32, 20x6x65536", _CPU_TYPES, LAYOUTS)
+    layer = "4096x1024, 8192x4096, 16384x768, 512x12288, 131072x128, 8x50x768"
+    yield from rows(Op.LAYER_NORM, layer, _CPU_TYPES)
+    yield from rows(Op.LAYER_NORM, "64x3x32x32", _CPU_TYPES, normalized=3)
+    group = "2x320x64x64, 8x640x32x32, 16x1280x16x16, 1x128x256x256, 64x256x14x14"
+    yield from rows(Op.GROUP_NORM, group, _CPU_TYPES, LAYOUTS)
+    yield from rows(Op.BATCH_NORM_ELEMT, "32x64x56x56, 8x256x56x56", _CPU_TYPES, LAYOUTS)
+
+
+def _h200() -> Iterator[Workload]:
+    """The H200 baseline table, then the further rows of issue 5, then the two halves."""
+    layer = "16384x1024, 16384x4096, 8192x8192, 65536x768"
+    yield from rows(Op.LAYER_NORM, layer, ("bfloat16",))
+    yield from rows(Op.LAYER_NORM, "16384x4096, 8192x8192", ("float32",))
+    batch = "64x64x112x112, 64x256x56x56, 64x512x28x28, 64x1024x14x14, 64x2048x7x7, 256x64x56x56"
+    yield from rows(Op.BATCH_NORM, batch, ("bfloat16",), LAYOUTS)
+    yield from rows(Op.BATCH_NORM, "64x256x56x56, 64x64x112x112", ("float32",), LAYOUTS)
+    group = "2x320x64x64, 8x640x32x32, 16x1280x16x16, 4x512x128x128, 2x128x512x512"
+    yield from rows(Op.GROUP_NORM, group, ("bfloat16",))
+    yield from rows(Op.BATCH_NORM_ELEMT, "64x256x56x56, 256x64x112x112", _GPU_TYPES, LAYOUTS)
+    yield from rows(Op.BATCH_NORM_REDUCE, "64x256x56x56", _GPU_TYPES, LAYOUTS)
+    layer = "4096x4096, 4096x16384, 8192x5120, 1024x12288, 2048x32768, 32768x256, 131072x128"
+    yield from rows(Op.LAYER_NORM, layer, _GPU_TYPES)
+    batch = "256x64x112x112, 256x256x56x56, 256x512x28x28, 256x2048x7x7, 32x256x56x56"
+    yield from rows(Op.BATCH_NORM, batch, _GPU_TYPES, LAYOUTS)
+    batch = "20x6x65536, 131072x256, 2x64x128x128x128"
+    yield from rows(Op.BATCH_NORM, batch, _GPU_TYPES, LAYOUTS)
+    group = "2x640x32x32, 2x960x64x64, 8x320x64x64, 16x320x64x64, 1x512x512x512"
+    yield from rows(Op.GROUP_NORM, group, _GPU_TYPES, LAYOUTS)
+    yield from rows(Op.GROUP_NORM, "1x128x1024x1024, 64x256x56x56", _GPU_TYPES, LAYOUTS)
+
+
+def _quick() -> Iterator[Workload]:
+    """One usual shape for each operator: a minute or less."""
+    for op in (Op.BATCH_NORM, Op.BATCH_NORM_REDUCE, Op.BATCH_NORM_ELEMT):
+        yield from rows(op, "32x64x56x56", _GPU_TYPES)
+    yield from rows(Op.BATCH_NORM, "32x64x56x56", _GPU_TYPES, LAYOUTS[1:])
+    yield from rows(Op.LAYER_NORM, "4096x1024", _GPU_TYPES)
+    yield from rows(Op.GROUP_NORM, "8x640x32x32", _GPU_TYPES, LAYOUTS)
+
+
+def _resnet50() -> Iterator[Workload]:
+    """Every distinct batch norm of ResNet-50, 32 images."""
+    sizes = "64x112x112 64x56x56 256x56x56 128x56x56 128x28x28 512x28x28 256x28x28 256x14x14 "
+    sizes += "1024x14x14 512x14x14 512x7x7 2048x7x7"
+    shapes = ",".join(f"32x{size}" for size in sizes.split())
+    yield from rows(Op.BATCH_NORM, shapes, _GPU_TYPES, LAYOUTS)
+
+
+def _sd_unet() -> Iterator[Workload]:
+    """Every distinct group norm of Stable Diffusion 1.5's U-Net, two latents of 64x64."""
+    sizes = "320x64x64 640x64x64 960x64x64 320x32x32 640x32x32 960x32x32 1280x32x32 1920x32x32 "
+    sizes += "640x16x16 1280x16x16 1920x16x16 2560x16x16 1280x8x8 2560x8x8"
+    shapes = ",".join(f"2x{size}" for size in sizes.split())
+    yield from rows(Op.GROUP_NORM, shapes, _GPU_TYPES, LAYOUTS)
+
+
+def _llm() -> Iterator[Workload]:
+    """Layer norms of language models from GPT-2 to GPT-3, 4096 tokens."""
+    widths = (768, 1024, 1280, 1600, 2048, 2560, 4096, 5120, 8192, 12288)
+    shapes = ",".join(f"4096x{width}" for width in widths)
+    yield from rows(Op.LAYER_NORM, shapes, _GPU_TYPES)
+
+
+_SUITES: Final = {
+    "quick": _quick,
+    "cpu": _cpu,
+    "h200": _h200,
+    "resnet50": _resnet50,
+    "sd-unet": _sd_unet,
+    "llm": _llm,
+}
+SUITES: Final = (*_SUITES, "all")
+
+
+def suite(name: str, device: str) -> tuple[Workload, ...]:
+    """A suite by name; ``all`` is the table of targets for the kind of device."""
+    if name == "all":
+        name = "h200" if device.startswith("cuda") else "cpu"
+    return tuple(dict.fromkeys(_SUITES[name]()))

@@ -1,0 +1,323 @@
+"""``normgrad bench``: how far from the speed of memory, and from the others."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from normgrad import backends
+from normgrad.bench import suites
+from normgrad.bench.suites import Workload
+from normgrad.cli import terminal
+from normgrad.cli.env import environment
+from normgrad.dtypes import FLOATS
+from normgrad.errors import BackendError, NormgradError, OptionError
+from normgrad.spec import Op
+
+if TYPE_CHECKING:
+    from normgrad.bench.record import Record, Row
+    from normgrad.bench.session import Session
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    what = parser.add_argument_group("what")
+    what.add_argument("--suite", choices=suites.SUITES, help="a named list of rows")
+    what.add_argument("--op", choices=[op.value for op in Op], help="one operator only")
+    what.add_argument("--shape", action="append", help="instead of a suite: as 32x64x56x56")
+    what.add_argument("--dtype", action="append", choices=list(FLOATS), help="may be repeated")
+    what.add_argument("--layout", action="append", choices=suites.LAYOUTS, help="may be repeated")
+    what.add_argument("--mask", help="wanted results as bits, as 100 for the input gradient")
+    what.add_argument("--groups", type=int, default=suites.GROUPS, help="of group norm")
+    what.add_argument("--normalized", type=int, default=1, help="how many last axes of layer norm")
+    who = parser.add_argument_group("who")
+    who.add_argument(
+        "--backend", choices=[*backends.NAMES, "none"], help="default: the best; none: peers alone"
+    )
+    who.add_argument("--peers", default="", help="torch,cudnn,compile,liger,flaggems,jax")
+    how = parser.add_argument_group("how")
+    how.add_argument("--repeats", type=int, default=30, help="timed runs of each (30)")
+    how.add_argument("--run-seconds", type=float, default=1.0, help="at most, for each (1)")
+    how.add_argument("--limit-seconds", type=float, default=30.0, help="to get a first result (30)")
+    how.add_argument(
+        "--peer-seconds", type=float, default=90.0, help="to prepare a peer's rows, all told (90)"
+    )
+    how.add_argument("--budget-seconds", type=float, help="no new row after this time")
+    how.add_argument(
+        "--time-wrong-peers", action="store_true", help="time them all the same, marked with !"
+    )
+    how.add_argument("--seed", type=int, default=0, help="other random numbers")
+    result = parser.add_argument_group("result")
+    result.add_argument(
+        "--from", metavar="JSON", dest="source", type=Path, help="measure nothing: show this run"
+    )
+    result.add_argument("--json", metavar="FILE", type=Path, help="written after every row")
+    result.add_argument("--csv", metavar="FILE", type=Path)
+    result.add_argument("--plot", metavar="FILE", type=Path, help="out.svg or out.png")
+    result.add_argument("--html", metavar="FILE", type=Path, help="one self-contained page")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, write; 1 if one of our results was wrong or could not be had."""
+    _check_targets(args)
+    if args.source:
+        return _show(args)
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        print("normgrad bench makes its data with torch: pip install 'normgrad[torch]'")
+        return 2
+    backend = _backend(args.backend)
+    device = "cuda:0" if backend == "cuda" or (backend is None and _has_gpu()) else "cpu"
+    workloads = _workloads(args, backend, device)
+    session, record = _start(args, backend, device)
+    print(f"{device}: {len(workloads)} rows, copy {record.copy_gbps:.0f} GB/s (read plus written)")
+    for name, reason in record.absent_peers.items():
+        print(f"peer {name} is not measured: {reason}")
+    started = time.monotonic()
+    names = [peer.name for peer in session.peers]
+    lines = terminal.Lines(_header(backend is not None, names))
+    fault = None
+    for workload in terminal.progress(workloads, "measuring"):
+        if args.budget_seconds and time.monotonic() - started > args.budget_seconds:
+            left = len(workloads) - len(record.rows)
+            fault = f"{left} rows were not measured: --budget-seconds {args.budget_seconds:g}"
+            break
+        try:
+            row = session.measure(workload)
+        except NormgradError as error:
+            fault = f"stopped at {workload.name}: {error}"
+            break
+        except KeyboardInterrupt:  # what is there is shown and written
+            fault = f"stopped by hand at {workload.name}"
+            break
+        record.rows.append(row)
+        lines.add(_cells(row, backend is not None, names))
+        if args.json:
+            record.write_json(args.json)
+    if not (fault and fault.startswith("stopped")):
+        _copy_again(session, record)
+    lines.close()
+    _print_notes(record)
+    if fault:
+        print(fault)
+    _write(args, record)
+    bad = _bad(record)
+    print(f"{len(record.rows)} rows, {len(bad)} of ours wrong or refused")
+    return 1 if bad or not record.rows or (fault and fault.startswith("stopped")) else 0
+
+
+def _copy_again(session: "Session", record: "Record") -> None:
+    """The copy after the last row; the faster of the two is the floor of every row."""
+    again = session.timer.copy_gbps()
+    record.settings |= {"copy_gbps_before": record.copy_gbps, "copy_gbps_after": again}
+    if again > record.copy_gbps:
+        record.raise_copy(again)
+        print(f"copy after the last row: {again:.0f} GB/s, faster: it is the floor in all files")
+
+
+def _bad(record: "Record") -> "list[Row]":
+    return [
+        row
+        for row in record.rows
+        if row.backend != "none" and (not row.verified or row.same_bits is False)
+    ]
+
+
+def _show(args: argparse.Namespace) -> int:
+    """The table, notes and pictures of a run that was written before."""
+    from normgrad.bench.record import read_json
+
+    record = read_json(args.source)
+    ours = any(row.backend != "none" for row in record.rows)
+    lines = terminal.Lines(_header(ours, record.peer_names))
+    for row in record.rows:
+        lines.add(_cells(row, ours, record.peer_names))
+    lines.close()
+    _print_notes(record)
+    _write(args, record)
+    return 1 if _bad(record) else 0
+
+
+def _backend(name: str | None) -> str | None:
+    if name == "none":
+        return None
+    if name is None:
+        order = ("cuda", "cpu", "reference")
+        return next(each for each in order if backends.get(each).unavailable() is None)
+    reason = backends.get(name).unavailable()
+    if reason is not None:
+        raise BackendError("a benchmark", {name: reason})
+    return name
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _workloads(args: argparse.Namespace, backend: str | None, device: str) -> list[Workload]:
+    if args.shape:
+        if args.op is None:
+            raise OptionError("--op", "must be given with --shape", None)
+        op = Op(args.op)
+        dtypes = args.dtype or ["float32"]
+        layouts = args.layout or ["contiguous"]
+        shapes = ",".join(args.shape)
+        made = suites.rows(op, shapes, dtypes, layouts, (), args.groups, args.normalized)
+        found = list(made)
+    else:
+        default = "quick" if backend == "reference" else "all"
+        found = [
+            one
+            for one in suites.suite(args.suite or default, device)
+            if (args.op is None or one.case.op == args.op)
+            and (args.dtype is None or one.dtype in args.dtype)
+            and (args.layout is None or one.case.layout in args.layout)
+        ]
+    if args.mask:
+        found = suites.masked(found, args.mask)
+    if not found:
+        raise OptionError("the options", "must leave at least one row", "none")
+    return found
+
+
+def _check_targets(args: argparse.Namespace) -> None:
+    """Say what cannot be written before minutes are spent."""
+    for path in (args.json, args.csv, args.plot, args.html):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise OptionError(str(path), "must be in a directory that exists", path.parent)
+    if args.plot is not None and args.plot.suffix not in (".svg", ".png"):
+        raise OptionError("--plot", "must end in .svg or .png", args.plot)
+
+
+def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple[Session, Record]":
+    import torch
+
+    from normgrad.bench import peers, timing
+    from normgrad.bench.record import Record
+    from normgrad.bench.session import Session
+    from normgrad.bench.truth import PEER_ALLOWANCE, PEER_RELATIVE
+
+    names = [name.strip() for name in args.peers.split(",") if name.strip()]
+    asked = {name: peers.get(name) for name in dict.fromkeys(names)}
+    absent = {
+        name: reason
+        for name, peer in asked.items()
+        if (reason := peer.unavailable(device)) is not None
+    }
+    timer = timing.timer(device, args.repeats, args.run_seconds)
+    session = Session(
+        backend,
+        device,
+        [peer for name, peer in asked.items() if name not in absent],
+        timer,
+        timer.copy_gbps(),
+        args.limit_seconds,
+        args.seed,
+        args.time_wrong_peers,
+        args.peer_seconds,
+    )
+    settings = {
+        "device": device,
+        "suite": args.suite,
+        "repeats": args.repeats,
+        "seed": args.seed,
+        "torch_threads": torch.get_num_threads(),
+        "l2": "written over before every run" if device != "cpu" else "as the run before left it",
+        "peer_allowance": PEER_ALLOWANCE,
+        "peer_relative": PEER_RELATIVE,
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+    }
+    record = Record(environment(), session.copy_gbps, [], settings, absent)
+    return session, record
+
+
+def _header(ours: bool, peers: list[str]) -> list[tuple[str, int]]:
+    """Column names and widths, fixed so that rows can be printed one by one."""
+    columns = [("operator", 17), ("shape", 20), ("type", 8), ("layout", 13)]
+    columns += [("MB", 6), ("floor ms", 8)]
+    if ours:
+        columns += [("out= ms", 8), ("spread", 6), ("floor", 6), ("alloc ms", 8)]
+        columns += [("host us", 7)]
+    for peer in peers:
+        columns += [(f"{peer} ms", 11)]
+        if ours:
+            columns += [("times", 6)]
+    return columns
+
+
+def _cells(row: "Row", ours: bool, peers: list[str]) -> list[str]:
+    kind = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}[row.dtype]
+    shape = row.size + (f" m{row.mask}" if "0" in row.mask else "")
+    cells = [row.op, shape, kind, row.layout, f"{row.megabytes:.1f}", f"{row.floor_ms:.4f}"]
+    if ours:
+        if row.median_ms is None:
+            cells += ["WRONG" if (row.error or "").startswith("wrong") else "refused"]
+            cells += ["", "", "", ""]
+        else:
+            cells += [f"{row.median_ms:.4f}", f"{row.spread:.0%}", f"{row.floor_share:.1%}"]
+            cells += [f"{row.alloc_ms:.4f}", "" if row.host_us is None else f"{row.host_us:.1f}"]
+    for peer in peers:
+        if peer in row.peers:
+            cells.append(f"{row.peers[peer]:.4f}")
+        elif peer in row.wrong_peers:
+            cells.append(f"{row.wrong_peers[peer]:.4f}!")
+        else:
+            reason = row.peer_errors.get(peer, "")
+            known = {"wrong": "WRONG", "not offered": "-", "skipped": "skipped"}
+            cells.append(known.get(reason.partition(":")[0], "failed" if reason else "-"))
+        if ours:
+            times = row.speedup(peer)
+            cells.append("" if times is None else f"{times:.2f}x")
+    return cells
+
+
+def _print_notes(record: "Record") -> None:
+    """What the table has no room for."""
+    for row in record.rows:
+        if row.error:
+            print(f"{row.backend}: {row.key}: {row.error}")
+        if row.same_bits is False:
+            print(f"{row.backend}: {row.key}: WRONG: other bits after the timed runs")
+        for name, reason in row.peer_errors.items():
+            if not reason.startswith(("not offered", "skipped")):
+                print(f"{name}: {row.key}: {reason}")
+    for name in record.peer_names:
+        both, given = record.geomeans(name), record.geomeans(name, given=True)
+        for dtype, times in both.items():
+            print(
+                f"geometric mean over {name}, {dtype}: {times:.2f}x both allocating, "
+                f"{given[dtype]:.2f}x with out= given"
+            )
+    for name in dict.fromkeys(name for row in record.rows for name in row.wrong_peers):
+        both = record.geomeans(name, wrong_too=True)
+        given = record.geomeans(name, given=True, wrong_too=True)
+        for dtype, times in both.items():
+            print(
+                f"the same with the rows where {name} is wrong, {dtype}: {times:.2f}x and "
+                f"{given[dtype]:.2f}x"
+            )
+
+
+def _write(args: argparse.Namespace, record: "Record") -> None:
+    if args.json:
+        record.write_json(args.json)
+    if args.csv:
+        record.write_csv(args.csv)
+    if args.plot or args.html:
+        from normgrad.bench import html, plots
+
+        missing = plots.unavailable()
+        if args.plot and missing:
+            print(f"{args.plot} was not drawn: {missing}; draw it later: bench --from JSON --plot")
+        elif args.plot:
+            plots.save(record, args.plot)
+        if args.html:
+            html.save(record, args.html)
+    for path in (args.json, args.csv, args.plot, args.html):
+        if path is not None and path.exists():
+            print(f"wrote {path}")
+    sys.stdout.flush()

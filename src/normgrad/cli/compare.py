@@ -1,0 +1,46 @@
+"""``normgrad compare``: two runs of bench, and an exit code for CI."""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from normgrad.bench.compare import BAD, Change, compare
+from normgrad.bench.record import read_json
+from normgrad.cli import terminal
+from normgrad.errors import OptionError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    parser.add_argument("before", type=Path, help="JSON of the older run")
+    parser.add_argument("after", type=Path, help="JSON of the newer run")
+    parser.add_argument(
+        "--threshold", type=float, default=0.05, help="relative change that counts (0.05)"
+    )
+    parser.add_argument(
+        "--relative", action="store_true", help="compare shares of the floor: other machine, or day"
+    )
+    parser.add_argument("--all", action="store_true", help="print rows that did not change, too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the changes; 1 if something is slower, wrong or gone."""
+    if not args.threshold >= 0:
+        raise OptionError("--threshold", "must not be negative", args.threshold)
+    before, after = read_json(args.before), read_json(args.after)
+    changes = compare(before, after, args.threshold, relative=args.relative)
+    shown = [change for change in changes if args.all or change.verdict != "same"]
+    if shown:
+        header = ("row", "before ms", "after ms", "after/before", "verdict")
+        terminal.table("normgrad compare", header, [_cells(change) for change in shown])
+    print(f"copy: {before.copy_gbps:.0f} GB/s before, {after.copy_gbps:.0f} GB/s after")
+    counts = Counter(change.verdict for change in changes)
+    print(", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())) or "no rows")
+    return 1 if any(change.verdict in BAD for change in changes) or not changes else 0
+
+
+def _cells(change: Change) -> tuple[str, ...]:
+    times = ("-" if time is None else f"{time:.4f}" for time in (change.before, change.after))
+    ratio = "-" if change.ratio is None else f"{change.ratio:.2f}"
+    verdict = change.verdict.upper() if change.verdict in BAD else change.verdict
+    return (change.key, *times, ratio, verdict)

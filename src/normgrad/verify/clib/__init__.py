@@ -1,0 +1,79 @@
+"""A vendor's C library through its C interface: numbers and statuses by the same contract."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from normgrad.errors import OptionError
+from normgrad.verify.clib.job import Job
+from normgrad.verify.foreign import Outcome
+
+
+class Tester(Protocol):
+    """An opened library."""
+
+    def run(self, job: Job, seed: int) -> Outcome:
+        """One job."""
+        ...
+
+
+def jobs(path: Path, op: str | None, dtype: str | None) -> list[Job]:
+    """Everything that a library is asked, without loading it."""
+    if _kind(path) == "infiniop":
+        from normgrad.verify.clib import infiniop
+
+        listed = infiniop.jobs(path.name)
+    else:
+        from normgrad.verify.clib import aclnn
+
+        listed = aclnn.jobs(path.name)
+    return [
+        job
+        for job in listed
+        if op in (None, job.blank.op) and dtype in (None, job.blank.dtype, job.dtype)
+    ]
+
+
+def blanks(path: Path, op: str | None, dtype: str | None) -> list[Outcome]:
+    """What to report of each job until it has run."""
+    found = [job.blank for job in jobs(path, op, dtype)]
+    if not found:
+        raise OptionError("the options", "must leave at least one case for the library", "none")
+    return found
+
+
+def worker(path: Path, op: str | None, dtype: str | None, seed: int) -> Callable[[int], Outcome]:
+    """Load the library, in the process that may crash."""
+    listed = jobs(path, op, dtype)
+    tester: Tester
+    if _kind(path) == "infiniop":
+        from normgrad.verify.clib import infiniop
+
+        tester = infiniop.Infiniop(path)
+    else:
+        from normgrad.verify.clib import aclnn
+
+        tester = aclnn.Aclnn(path)
+    return lambda index: tester.run(listed[index], seed)
+
+
+def _kind(path: Path) -> str:
+    """Which interface is meant, by the file's name or else by the symbols in it.
+
+    One file may hold both: ours do.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise OptionError("--lib", "must be a shared library that can be read", error) from error
+    has = {
+        "infiniop": b"infiniopCreateBatchNormBackwardDescriptor" in content,
+        "aclnn": b"aclnnLayerNormBackward" in content or b"aclnnBatchNormBackward" in content,
+    }
+    if path.name.startswith("libopapi") and has["aclnn"]:
+        return "aclnn"
+    for name, found in has.items():
+        if found:
+            return name
+    rule = "must export infiniopBatchNormBackward or aclnn's backward operators"
+    raise OptionError("--lib", rule, path)

@@ -1,0 +1,232 @@
+"""``libopapi_nn.so`` with aclnn's four backward operators, and the runtime beside it."""
+
+import contextlib
+import ctypes
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from normgrad.errors import OptionError
+from normgrad.spec import Op
+from normgrad.verify.cases import Case, select
+from normgrad.verify.clib import aclnn_status
+from normgrad.verify.clib.aclnn_call import Argument, arguments_of
+from normgrad.verify.clib.job import Job, arrays_of, concluded, numeric, status
+from normgrad.verify.clib.memory import Placed
+from normgrad.verify.foreign import Outcome
+from normgrad.verify.problem import HostArray, Problem, make_problem
+
+SUCCESS = 0
+NAMES = {
+    Op.BATCH_NORM: "aclnnBatchNormBackward",
+    Op.BATCH_NORM_ELEMT: "aclnnBatchNormElemtBackward",
+    Op.LAYER_NORM: "aclnnLayerNormBackward",
+    Op.GROUP_NORM: "aclnnGroupNormBackward",
+}
+DTYPES = {"float32": 0, "float16": 1, "int32": 3, "int64": 9, "float64": 11, "bfloat16": 27}
+_TYPES = ("float16", "bfloat16", "float32")
+_BESIDE = ("libascendcl.so", "libnnopbase.so")
+
+
+def jobs(who: str) -> list[Job]:
+    """Every case that the four operators can express, then the statuses."""
+    made = [
+        numeric(case, dtype, who)
+        for op in NAMES
+        for case in select(op)
+        if _expressible(case)
+        for dtype in _TYPES
+    ]
+    return made + [status(op, call, who) for op in NAMES for call in aclnn_status.calls(op)]
+
+
+def _expressible(case: Case) -> bool:
+    """Statistics as 1/sqrt(var + eps), channels at axis 1 or tagged NHWC, no negative strides."""
+    last = case.op is Op.BATCH_NORM and len(case.shape) == 4 and case.channel_axis == 3
+    usual = case.training is False or case.statistic == "invstd"
+    return usual and case.layout != "flipped" and (case.channel_axis == 1 or last)
+
+
+class Aclnn:
+    """The libraries, loaded and initialized, with a stream."""
+
+    def __init__(self, path: Path) -> None:
+        self.libraries = []
+        folder = path.resolve().parent
+        try:
+            for name in _BESIDE:
+                with_path = folder / name
+                if with_path.exists():
+                    self.libraries.append(ctypes.CDLL(str(with_path), ctypes.RTLD_GLOBAL))
+                else:  # the loader may know where it is
+                    with contextlib.suppress(OSError):
+                        self.libraries.append(ctypes.CDLL(name, ctypes.RTLD_GLOBAL))
+            self.libraries.insert(0, ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL))
+        except OSError as error:
+            raise OptionError("--lib", "must be a library that loads", error) from error
+        self.stream = ctypes.c_void_p()
+        self._must("aclInit", None)
+        self._must("aclrtSetDevice", ctypes.c_int32(0))
+        self._must("aclrtCreateStream", ctypes.byref(self.stream))
+
+    def function(self, name: str, restype: Any = ctypes.c_int) -> Any:
+        """A symbol of any of the libraries."""
+        for library in self.libraries:
+            with contextlib.suppress(AttributeError):
+                found = getattr(library, name)
+                found.restype = restype
+                return found
+        msg = f"the libraries have no function {name}"
+        raise AttributeError(msg)
+
+    def _must(self, name: str, *arguments: Any) -> None:
+        code = self.function(name)(*arguments)
+        if code != SUCCESS:
+            msg = f"{name} returned {code}: {self.message()}"
+            raise RuntimeError(msg)
+
+    def message(self) -> str:
+        """The sentence for the last failure."""
+        with contextlib.suppress(AttributeError):
+            text = self.function("aclGetRecentErrMsg", ctypes.c_char_p)()
+            return (text or b"").decode(errors="replace").strip()
+        return ""
+
+    def malloc(self, nbytes: int) -> int:
+        """Device memory."""
+        address = ctypes.c_void_p()
+        self._must("aclrtMalloc", ctypes.byref(address), ctypes.c_size_t(nbytes), ctypes.c_int(0))
+        return int(address.value or 0)
+
+    def free(self, address: int) -> None:
+        """Give it back."""
+        self._must("aclrtFree", ctypes.c_void_p(address))
+
+    def upload(self, address: int, data: bytes) -> None:
+        """Host to device."""
+        size = ctypes.c_size_t(len(data))
+        self._must("aclrtMemcpy", ctypes.c_void_p(address), size, data, size, ctypes.c_int(1))
+
+    def download(self, address: int, nbytes: int) -> bytes:
+        """Device to host, after the stream has finished."""
+        self._must("aclrtSynchronizeStream", self.stream)
+        target = ctypes.create_string_buffer(max(nbytes, 1))
+        size = ctypes.c_size_t(nbytes)
+        self._must("aclrtMemcpy", target, size, ctypes.c_void_p(address), size, ctypes.c_int(2))
+        return target.raw[:nbytes]
+
+    def run(self, job: Job, seed: int) -> Outcome:
+        """One job; an exception is a failure with its words."""
+        name = NAMES[Op(job.blank.op)]
+        try:
+            self.function(name)
+        except AttributeError:
+            detail = f"not offered: the library has no {name}"
+            return dataclasses.replace(job.blank, verdict="NONE", detail=detail)
+        try:
+            if job.case is None:
+                return aclnn_status.check(self, Op(job.blank.op), job.call, job.blank)
+            return self._numeric(job, make_problem(job.case, job.dtype, seed))
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            return dataclasses.replace(job.blank, share=math.inf, detail=text)
+
+    def tensor(self, host: HostArray, placed: Placed, form: int, dtype: int | None) -> Any:
+        """An aclTensor over placed memory."""
+        shape, strides = host.tensor.shape, host.tensor.strides
+        rank = len(shape)
+        dims = (ctypes.c_int64 * max(rank, 1))(*shape)
+        steps = (ctypes.c_int64 * max(rank, 1))(*strides)
+        count = placed.size // max(host.array.itemsize, 1)
+        storage = (ctypes.c_int64 * 1)(count)
+        create = self.function("aclCreateTensor", ctypes.c_void_p)
+        code = DTYPES[host.dtype] if dtype is None else dtype
+        return ctypes.c_void_p(
+            create(
+                dims,
+                ctypes.c_uint64(rank),
+                ctypes.c_int(code),
+                steps,
+                ctypes.c_int64(0),
+                ctypes.c_int(form),
+                storage,
+                ctypes.c_uint64(1),
+                ctypes.c_void_p(placed.address),
+            )
+        )
+
+    @contextlib.contextmanager
+    def prepared(self, arguments: list[Argument], placed: dict[str, Placed]) -> Iterator[list[Any]]:
+        """C values for arguments; tensors and arrays are destroyed afterwards."""
+        values: list[Any] = []
+        made: list[tuple[str, Any]] = []
+        for one in arguments:
+            value: Any = one.value
+            if value is None:
+                values.append(ctypes.c_void_p())
+            elif one.kind == "tensor":
+                memory = placed[one.name]
+                values.append(self.tensor(value, memory, one.form, one.dtype))
+                made.append(("aclDestroyTensor", values[-1]))
+            elif one.kind == "mask":
+                bits = (ctypes.c_bool * max(len(value), 1))(*value)
+                create = self.function("aclCreateBoolArray", ctypes.c_void_p)
+                values.append(ctypes.c_void_p(create(bits, ctypes.c_uint64(len(value)))))
+                made.append(("aclDestroyBoolArray", values[-1]))
+            elif one.kind == "sizes":
+                sizes = (ctypes.c_int64 * max(len(value), 1))(*value)
+                create = self.function("aclCreateIntArray", ctypes.c_void_p)
+                values.append(ctypes.c_void_p(create(sizes, ctypes.c_uint64(len(value)))))
+                made.append(("aclDestroyIntArray", values[-1]))
+            else:
+                kinds = {"bool": ctypes.c_bool, "int": ctypes.c_int64, "double": ctypes.c_double}
+                values.append(kinds[one.kind](value))
+        try:
+            yield values
+        finally:
+            for name, value in made:
+                self.function(name)(value)
+
+    def place(self, arguments: list[Argument]) -> dict[str, Placed]:
+        """Memory for every tensor."""
+        return {
+            one.name: Placed(self, one.value)
+            for one in arguments
+            if one.kind == "tensor" and one.value is not None
+        }
+
+    def compute(self, op: Op, values: list[Any]) -> None:
+        """Both stages."""
+        size, executor = ctypes.c_uint64(), ctypes.c_void_p()
+        name = NAMES[op]
+        plan = (*values, ctypes.byref(size), ctypes.byref(executor))
+        self._must(f"{name}GetWorkspaceSize", *plan)
+        workspace = self.malloc(size.value) if size.value else None
+        self._must(name, ctypes.c_void_p(workspace), size, executor, self.stream)
+        self._must("aclrtSynchronizeStream", self.stream)
+        if workspace is not None:
+            self.free(workspace)
+
+    def _numeric(self, job: Job, problem: Problem) -> Outcome:
+        arguments = arguments_of(problem.case, arrays_of(problem))
+        placed = self.place(arguments)
+        roles = {one.name: one.role for one in arguments if one.name in placed}
+        runs = []
+        for _ in range(3):
+            with self.prepared(arguments, placed) as values:
+                self.compute(problem.case.op, values)
+            runs.append(
+                {
+                    role: placed[name].read()
+                    for name, role in roles.items()
+                    if role in problem.wanted
+                }
+            )
+        stray = [roles[name] for name, memory in placed.items() if memory.stray()]
+        operands = [name for name, role in roles.items() if role not in problem.wanted]
+        changed = [roles[name] for name in operands if placed[name].touched()]
+        for memory in placed.values():
+            memory.free()
+        return concluded(job, problem, runs, stray, changed)

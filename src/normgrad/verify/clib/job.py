@@ -1,0 +1,91 @@
+"""What a C library is asked: a case with numbers, or a call whose status is known."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from normgrad import hostmem
+from normgrad.verify.cases import Case
+from normgrad.verify.clib.memory import nan_like
+from normgrad.verify.foreign import Outcome, blank_outcome
+from normgrad.verify.problem import HostArray, Problem
+from normgrad.verify.run import judge
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A case, or the ``call`` of a status check; ``variant`` names what is special about it."""
+
+    blank: Outcome
+    case: Case | None = None
+    dtype: str = "float32"
+    variant: str = ""
+    call: str = ""
+
+
+def numeric(case: Case, dtype: str, who: str, variant: str = "") -> Job:
+    """A case to be computed."""
+    blank = blank_outcome(case, dtype, who)
+    if variant:
+        blank = replace(blank, case=f"{case.id}, {variant}", kind="strides")
+    return Job(blank, case, dtype, variant)
+
+
+def status(op: str, call: str, who: str) -> Job:
+    """A call that must be answered with a certain status."""
+    return Job(Outcome(op, call, "statuses", "-", who, "FAIL"), call=call)
+
+
+def answered(blank: Outcome, got: int, want: int, note: str = "") -> Outcome:
+    """The outcome of a status check; a note is something else that was wrong."""
+    if got != want:
+        return replace(blank, share=float("inf"), detail=f"returned {got}, should be {want}")
+    if note:
+        return replace(blank, share=float("inf"), detail=f"returned {got}, but {note}")
+    return replace(blank, verdict="PASS", detail=f"returned {got}")
+
+
+def arrays_of(problem: Problem) -> dict[str, HostArray]:
+    """Operands and results, the latter full of NaN."""
+    made = dict(problem.operands)
+    spec = problem.spec
+    for role in problem.wanted:
+        tensor = spec.tensor(role)
+        assert tensor is not None
+        made[role] = nan_like(tensor)
+    return made
+
+
+def concluded(
+    job: Job, problem: Problem, runs: list[dict[str, Any]], stray: list[str], changed: list[str]
+) -> Outcome:
+    """The outcome of runs that are to be right, alike, and inside their memory."""
+    same = all(
+        np.array_equal(run[role].view(np.uint8), runs[0][role].view(np.uint8))
+        for run in runs
+        for role in problem.wanted
+    )
+    results = {
+        role: hostmem.widen(runs[-1][role], problem.result_dtypes[role]) for role in problem.wanted
+    }
+    measured = judge(problem, results)
+    worst = max(measured, key=lambda one: one.share, default=None)
+    share = worst.share if worst else 0.0
+    detail = "nothing to compute"
+    if worst:
+        at = f"{worst.role}{list(worst.index)}"
+        detail = f"{at} is {worst.got:.9g}, should be {worst.want:.9g}"
+    faults = [f"it wrote outside {role}" for role in stray]
+    faults += [f"it changed its operand {role}" for role in changed]
+    if not same:
+        faults.append(f"other bits in {len(runs)} runs")
+    right = share <= 1 and not faults
+    return replace(
+        job.blank,
+        verdict="PASS" if right else "FAIL",
+        share=share,
+        ulps=max((one.ulps for one in measured), default=0.0),
+        deterministic=same,
+        detail="; ".join([*faults, detail]),
+    )

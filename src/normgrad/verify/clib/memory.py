@@ -1,0 +1,119 @@
+"""Arrays in a library's memory, with guard bytes around them."""
+
+import ctypes
+from typing import Any, Protocol
+
+import numpy as np
+
+from normgrad import hostmem
+from normgrad.spec import TensorSpec
+from normgrad.verify.problem import HostArray
+
+# A multiple of every alignment that a library may ask for.
+GUARD = 512
+_PATTERN = 0xA5
+
+
+class Runtime(Protocol):
+    """A library's own allocation and copies."""
+
+    def malloc(self, nbytes: int) -> int:
+        """Device memory."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Give it back."""
+
+    def upload(self, address: int, data: bytes) -> None:
+        """Host to device."""
+
+    def download(self, address: int, nbytes: int) -> bytes:
+        """Device to host, after all work is done."""
+        ...
+
+
+class HostRuntime:
+    """Plain host memory, for libraries that bring no runtime."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, Any] = {}
+
+    def malloc(self, nbytes: int) -> int:
+        """A buffer that starts at a multiple of 64."""
+        block = ctypes.create_string_buffer(nbytes + 64)
+        address = -(-ctypes.addressof(block) // 64) * 64
+        self.blocks[address] = block
+        return address
+
+    def free(self, address: int) -> None:
+        """Forget it."""
+        del self.blocks[address]
+
+    def upload(self, address: int, data: bytes) -> None:
+        """A copy."""
+        ctypes.memmove(address, data, len(data))
+
+    def download(self, address: int, nbytes: int) -> bytes:
+        """A copy."""
+        return ctypes.string_at(address, nbytes)
+
+
+class Placed:
+    """A strided array in the library's memory. ``address`` is that of its first element."""
+
+    def __init__(self, runtime: Runtime, host: HostArray, *, guarded: bool = True) -> None:
+        self.runtime, self.host, self.tensor = runtime, host, host.tensor
+        self.low, high = hostmem.byte_range(self.tensor)
+        self.size = high - self.low
+        guard = GUARD if guarded else 0
+        self.total = self.size + 2 * guard
+        self.base = runtime.malloc(max(self.total, 1))
+        self.start = guard
+        self.address = self.base + guard - self.low
+        self.image = np.full(self.total, _PATTERN, np.uint8)
+        self._view(self.image)[...] = host.array
+        runtime.upload(self.base, self.image.tobytes())
+
+    def _view(self, image: Any) -> Any:
+        """The array inside an image of the whole allocation."""
+        if self.tensor.size == 0:
+            return np.empty(self.tensor.shape, hostmem.STORAGE[self.tensor.dtype])
+        first = image.__array_interface__["data"][0] + self.start - self.low
+        return hostmem.view(first, self.tensor)
+
+    def read(self) -> Any:
+        """The present elements (bfloat16 as its bits), laid out as before."""
+        image = self._download()  # a view knows the address alone: the image must stay
+        return self._view(image).copy()
+
+    def stray(self) -> bool:
+        """Whether anything outside the elements changed."""
+        now, before = self._download(), self.image.copy()
+        self._view(now)[...] = 0
+        self._view(before)[...] = 0
+        return not np.array_equal(now, before)
+
+    def touched(self) -> bool:
+        """Whether any byte changed."""
+        return not np.array_equal(self._download(), self.image)
+
+    def _download(self) -> Any:
+        return np.frombuffer(self.runtime.download(self.base, self.total), np.uint8).copy()
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self.runtime.free(self.base)
+
+
+def strided(host: HostArray, step: int) -> HostArray:
+    """The same vector with gaps between its elements."""
+    wide = np.zeros(host.array.size * step, host.array.dtype)
+    wide[::step] = host.array
+    return HostArray(wide[::step], host.dtype)
+
+
+def nan_like(tensor: TensorSpec) -> HostArray:
+    """An array full of NaN for a result."""
+    array = np.empty(tensor.shape, hostmem.STORAGE[tensor.dtype])
+    array[...] = hostmem.narrow(np.full(tensor.shape, np.nan), tensor.dtype)
+    return HostArray(array, tensor.dtype)

@@ -1,0 +1,78 @@
+"""Others' code in a process of its own: a crash is one failed case, not the end of the check."""
+
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from normgrad.verify.foreign import Outcome
+
+# Makes, from picklable arguments, a function from a job's number to its outcome.
+Factory = Callable[..., Callable[[int], Outcome]]
+# A case takes milliseconds; a first call may compile for a while.
+_SECONDS = 180.0
+
+
+def run(
+    factory: Factory, arguments: tuple[Any, ...], blanks: Sequence[Outcome]
+) -> Iterator[Outcome]:
+    """The outcome of every job. ``blanks`` are what to report of a job whose process died."""
+    context = multiprocessing.get_context("spawn")
+    done = 0
+    while done < len(blanks):
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_serve, args=(theirs, factory, arguments, range(done, len(blanks))), daemon=True
+        )
+        process.start()
+        theirs.close()
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            while done < len(blanks) and ours.poll(_SECONDS):
+                answer = ours.recv()
+                if isinstance(answer, Exception):
+                    process.join()
+                    raise answer
+                yield answer
+                done += 1
+        if done < len(blanks):
+            yield _dead(process, blanks[done])
+            done += 1
+        if process.is_alive():
+            process.kill()
+        process.join()
+        ours.close()
+
+
+def _dead(process: Any, blank: Outcome) -> Outcome:
+    process.join(5.0)
+    code = process.exitcode
+    if code is None:
+        reason = f"no answer in {_SECONDS:g} s"
+    elif code < 0:
+        reason = f"the process crashed: {signal.Signals(-code).name}"
+    else:
+        reason = f"the process ended with code {code}"
+    return Outcome(
+        blank.op,
+        blank.case,
+        blank.kind,
+        blank.dtype,
+        blank.who,
+        "FAIL",
+        share=float("inf"),
+        detail=reason,
+    )
+
+
+def _serve(
+    connection: Connection, factory: Factory, arguments: tuple[Any, ...], jobs: Sequence[int]
+) -> None:
+    try:
+        work = factory(*arguments)
+    except Exception as error:
+        connection.send(error)
+        return
+    for job in jobs:
+        connection.send(work(job))

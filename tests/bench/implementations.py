@@ -1,0 +1,56 @@
+"""Implementations for check --impl: a right one, and some that must be caught."""
+
+import itertools
+
+import numpy as np
+
+import normgrad
+from normgrad import functional
+
+_turn = itertools.count()
+
+
+def layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight=None, *, output_mask):
+    """Right: it is ours under another name, without most options."""
+    return functional.layer_norm_backward(
+        grad_out, input, normalized_shape, mean, rstd, weight, output_mask=output_mask
+    )
+
+
+def without_the_mean(*operands, **options):
+    """Wrong: the mean of dy is put back."""
+    grads = functional.layer_norm_backward(*operands, **options)
+    if grads.grad_input is None:
+        return grads
+    shifted = (np.asarray(grads.grad_input, np.float64) + 0.01).astype(grads.grad_input.dtype)
+    return normgrad.Gradients(shifted, *grads[1:])
+
+
+def of_the_moment(*operands, **options):
+    """Within the budget, but another last bit every other time."""
+    grads = functional.layer_norm_backward(*operands, **options)
+    result = grads.grad_input
+    if result is not None and result.size and next(_turn) % 2 and result.dtype == np.float32:
+        result.flat[0] = np.nextafter(result.flat[0], np.float32(np.inf))
+    return grads
+
+
+def in_place(grad_out, input, *rest, **options):
+    """Right results, but the operand is gone."""
+    grads = functional.layer_norm_backward(grad_out, input, *rest, **options)
+    if input.size:
+        input[...] = 0
+    return grads
+
+
+def crashes(*operands, **options):
+    """Takes the process with it."""
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def of_another_shape(*operands, **options):
+    """Right numbers, wrong shape."""
+    grads = functional.layer_norm_backward(*operands, **options)
+    return tuple(None if one is None else one.reshape(-1) for one in grads)

@@ -1,0 +1,117 @@
+"""normgrad check --impl: right ones pass, each kind of wrong one is caught."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from normgrad import cli
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    yield
+    sys.modules.pop("implementations", None)
+
+
+def check(target, *options, op="layer_norm", dtype="float32"):
+    return cli.main(["check", "--impl", target, "--op", op, "--dtype", dtype, *options])
+
+
+def test_a_right_function_passes(capsys, tmp_path):
+    path = tmp_path / "rows.json"
+    assert check("implementations:layer_norm_backward", "--json", str(path)) == 0
+    out = capsys.readouterr().out
+    assert "0 failed, 0 not offered" in out
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert {row["kind"] for row in rows} == {
+        "shapes", "empty", "strides", "statistics", "inf and nan", "masks",
+    }  # fmt: skip
+    assert all(row["verdict"] == "PASS" and row["deterministic"] for row in rows)
+    assert max(row["share"] for row in rows) > 0
+
+
+def test_a_module_is_judged_by_the_functions_it_has(capsys):
+    assert cli.main(["check", "--impl", "implementations", "--dtype", "bfloat16"]) == 0
+    out = capsys.readouterr().out
+    assert "layer_norm" in out
+    assert "group_norm" not in out
+
+
+def test_torch_tensors_go_in_where_asked_for(capsys):
+    pytest.importorskip("torch")
+    assert check("normgrad", "--arrays", "torch", op="group_norm", dtype="bfloat16") == 0
+    assert "0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("without_the_mean", "of the budget"),
+        ("of_the_moment", "other bits in 3 runs"),
+        ("in_place", "it changed its operand x"),
+        ("of_another_shape", "TypeError: dx has shape"),
+    ],
+)
+def test_wrong_functions_are_caught(function, words, capsys):
+    assert check(f"implementations:{function}") == 1
+    out = capsys.readouterr().out
+    failures = [line for line in out.splitlines() if line.startswith("FAIL ")]
+    assert any(words in line for line in failures), out
+    assert f"implementations:{function} layer_norm/rows float32" in out
+
+
+def test_a_crash_fails_its_case_and_no_other(capsys, monkeypatch):
+    from normgrad import verify
+
+    some = verify.select("layer_norm", "rows") + verify.select("layer_norm", "ragged")
+    monkeypatch.setattr(verify, "select", lambda op: some)
+    assert check("implementations:crashes") == 1
+    out = capsys.readouterr().out
+    assert out.count("the process crashed: SIG") == 2
+
+
+def test_the_worst_element_is_named(capsys):
+    check("implementations:without_the_mean")
+    line = next(line for line in capsys.readouterr().out.splitlines() if "/rows " in line)
+    assert "ulp; dx[" in line
+    assert ", should be " in line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--impl", "no_such_module"], "must name a module that can be imported"),
+        (["--impl", "implementations:nothing"], "must name a function of implementations"),
+        (["--impl", "implementations:in_place"], "does not say which operator"),
+        (["--impl", "json"], "must be a module with functions named"),
+        (["--impl", "normgrad", "--lib", "x.so"], "must not be given together"),
+        (["--impl", "normgrad", "--repeats", "0"], "at least 1"),
+        (["--lib", "no_such_file.so"], "must be a shared library that can be read"),
+        (["--lib", __file__], "must export"),
+    ],
+)
+def test_wrong_options_are_refused_with_words(options, words, capsys):
+    assert cli.main(["check", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_page_is_written(tmp_path, capsys):
+    path = tmp_path / "check.html"
+    assert check("implementations:without_the_mean", "--html", str(path)) == 1
+    text = path.read_text(encoding="utf-8")
+    for title in ("By operator and type", "By kind of case", "What failed", "Every case", "Where"):
+        assert f"<h2>{title}</h2>" in text
+    assert 'class="bad">FAIL' in text
+    capsys.readouterr()
+
+
+def test_torch_itself_can_be_judged(capsys):
+    pytest.importorskip("torch")
+    code = check("torch", op="batch_norm_reduce")
+    assert code == 1  # on the CPU torch has no kernel for it: nothing passed
+    assert "0 passed, 0 failed" in capsys.readouterr().out

@@ -1,0 +1,98 @@
+"""normgrad check --lib on small C libraries, right and wrong."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from normgrad import cli
+from normgrad.verify import clib
+
+HERE = Path(__file__).parent
+COMPILER = shutil.which("gcc") or shutil.which("cc")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+STUBS = {
+    "infiniop": ("infiniop_stub.c", "libinfiniop.so"),
+    "aclnn": ("aclnn_stub.c", "libopapi_nn.so"),
+}
+
+
+@pytest.fixture
+def library(tmp_path):
+    def build(kind, bug=0):
+        source, name = STUBS[kind]
+        target = tmp_path / name
+        command = [COMPILER, "-shared", "-fPIC", "-O1", f"-DBUG={bug}", "-o", str(target)]
+        subprocess.run([*command, str(HERE / source), "-lm"], check=True)
+        return target
+
+    return build
+
+
+def check(path, *options):
+    return cli.main(["check", "--lib", str(path), "--dtype", "float32", *options])
+
+
+def test_a_right_infiniop_library_passes(library, capsys, tmp_path):
+    page = tmp_path / "lib.html"
+    assert check(library("infiniop"), "--html", str(page)) == 0
+    out = capsys.readouterr().out
+    assert "0 failed, 0 not offered" in out
+    assert "statuses" in out
+    assert "create: running_var not contiguous" not in out  # vectors may have any stride
+    assert "vectors with gaps" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("bug", "words"),
+    [
+        (1, "batch_norm/nchw float32: "),
+        (2, "create: weight of type F64 -: inf of the budget, 0 ulp; returned 0, should be 10"),
+        (3, "it wrote outside dgamma"),
+        (4, "create: null input -: inf of the budget, 0 ulp; the process crashed: SIGSEGV"),
+    ],
+)
+def test_wrong_infiniop_libraries_are_caught(library, bug, words, capsys):
+    assert check(library("infiniop", bug)) == 1
+    assert words in capsys.readouterr().out
+
+
+def test_an_aclnn_library_is_judged_operator_by_operator(library, capsys):
+    """The stub has layer norm of dense data alone: that is what the report must say."""
+    assert check(library("aclnn")) == 1
+    out = capsys.readouterr().out
+    failures = [line for line in out.splitlines() if line.startswith("FAIL ")]
+    cases = {line.split("layer_norm/")[1].split()[0] for line in failures}
+    assert cases == {"sliced", "transposed", "broadcast", "mixed"}
+    assert "group_norm        statuses" in out
+    assert "not offered" in out
+
+
+@pytest.mark.parametrize(
+    ("bug", "words"),
+    [
+        (1, "layer_norm/rows float32: "),
+        (2, "layer_norm/stage 2 twice -: inf of the budget, 0 ulp; returned 0, should be 561103"),
+    ],
+)
+def test_wrong_aclnn_libraries_are_caught(library, bug, words, capsys):
+    assert check(library("aclnn", bug), "--op", "layer_norm") == 1
+    assert words in capsys.readouterr().out
+
+
+def test_a_library_that_does_not_load_is_refused(tmp_path, capsys):
+    path = tmp_path / "libinfiniop.so"
+    path.write_bytes(b"infiniopCreateBatchNormBackwardDescriptor, but no library")
+    assert check(path) == 2
+    assert "must be a library that loads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("libopapi_nn.so", "aclnn"), ("libinfiniop.so", "infiniop"), ("libany.so", "infiniop")],
+)
+def test_the_name_decides_where_a_file_has_both_interfaces(name, kind, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(b"aclnnLayerNormBackward infiniopCreateBatchNormBackwardDescriptor")
+    assert clib._kind(path) == kind

@@ -1,0 +1,170 @@
+"""Plots, pages and comparisons made from a run."""
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+
+from normgrad import cli
+from normgrad.bench import plots
+from normgrad.bench.record import read_json
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_plots_are_made(record_path, tmp_path, suffix, capsys):
+    path = tmp_path / f"plot{suffix}"
+    assert cli.main(["bench", "--from", str(record_path), "--plot", str(path)]) == 0
+    assert f"wrote {path}" in capsys.readouterr().out
+    data = path.read_bytes()
+    if suffix == ".png":
+        assert data.startswith(b"\x89PNG")
+        assert len(data) > 20_000
+        return
+    text = data.decode()
+    ET.fromstring(text)
+    for words in ("group norm", "GB/s", "size of x, MB", "torch", "copy in the same run"):
+        assert words in text, words
+
+
+def test_labels_of_a_plot_do_not_overlap(record_path):
+    pyplot = plots._pyplot()
+    record = read_json(record_path)
+    for draw in (plots._bandwidth, plots._speedups):
+        figure = pyplot.figure(figsize=(13, plots._height(record, draw)), layout="constrained")
+        draw(figure, record)
+        figure.canvas.draw()
+        boxes = []
+        for axes in figure.axes:
+            if not axes.get_visible():
+                continue
+            labels = [*axes.get_xticklabels(), *axes.get_yticklabels(), *axes.texts, axes.title]
+            boxes += [
+                (label.get_text(), label.get_window_extent())
+                for label in labels
+                if label.get_text() and label.get_visible()
+            ]
+        for place, (text, box) in enumerate(boxes):
+            for other_text, other in boxes[place + 1 :]:
+                apart = not box.overlaps(other) or box.width < 1 or other.width < 1
+                assert apart, (text, other_text)
+        pyplot.close(figure)
+
+
+class Page(HTMLParser):
+    """Counts what is in a page, and what it would fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags = []
+        self.fetched = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href") and not value.startswith(("#", "data:")):
+                self.fetched.append(value)
+
+
+def test_the_page_of_a_run_is_whole_and_alone(record_path, record, tmp_path):
+    path = tmp_path / "run.html"
+    assert cli.main(["bench", "--from", str(record_path), "--html", str(path)]) == 0
+    text = path.read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.fetched == []
+    assert "script" not in page.tags
+    assert page.tags.count("svg") == 2
+    assert page.tags.count("tr") > len(record["rows"])
+    assert "prefers-color-scheme: dark" in text
+    assert "8x64x6x6 G32" in text
+    assert f"{record['copy_gbps']:.0f} GB/s" in text
+    assert record["environment"]["cpu"] in text
+
+
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_the_page_opens_in_a_browser(record_path, record, tmp_path):
+    path = tmp_path / "run.html"
+    assert cli.main(["bench", "--from", str(record_path), "--html", str(path)]) == 0
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "CONSOLE" not in done.stderr
+    assert len(re.findall("<tr>", done.stdout)) > len(record["rows"])
+    assert done.stdout.count("<svg") == 2
+    for title in ("Summary", "Bandwidth", "Rows", "Where"):
+        assert f"<h2>{title}</h2>" in done.stdout
+
+
+def changed(record_path, tmp_path, name, change):
+    data = copy.deepcopy(json.loads(record_path.read_text(encoding="utf-8")))
+    for row in data["rows"]:
+        row["spread"] = 0.01
+    change(data["rows"])
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return str(path)
+
+
+def times(factor):
+    def change(rows):
+        rows[0]["median_ms"] *= factor
+
+    return change
+
+
+def unverified(rows):
+    rows[1]["verified"] = False
+
+
+def shorter(rows):
+    del rows[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        (times(1.0), 0, "4 same"),
+        (times(1.04), 0, "4 same"),
+        (times(0.5), 0, "1 faster, 3 same"),
+        (times(1.5), 1, "3 same, 1 slower"),
+        (unverified, 1, "3 same, 1 wrong"),
+        (shorter, 1, "1 gone, 3 same"),
+    ],
+)
+def test_compare_names_what_changed(record_path, tmp_path, capsys, change, code, words):
+    before = changed(record_path, tmp_path, "before", times(1.0))
+    after = changed(record_path, tmp_path, "after", change)
+    assert cli.main(["compare", before, after]) == code
+    assert words in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_compare_takes_noise_and_thresholds_into_account(record_path, tmp_path, capsys):
+    def noisy(rows):
+        rows[0]["median_ms"] *= 1.2
+        rows[0]["spread"] = 0.5
+
+    before = changed(record_path, tmp_path, "before", times(1.0))
+    assert cli.main(["compare", before, changed(record_path, tmp_path, "noisy", noisy)]) == 0
+    slower = changed(record_path, tmp_path, "slower", times(1.2))
+    assert cli.main(["compare", before, slower]) == 1
+    assert cli.main(["compare", before, slower, "--threshold", "0.3"]) == 0
+    capsys.readouterr()
+
+
+def test_compare_refuses_what_is_no_run(tmp_path, capsys):
+    path = tmp_path / "other.json"
+    path.write_text("{}", encoding="utf-8")
+    assert cli.main(["compare", str(path), str(path)]) == 2
+    assert "normgrad bench --json" in capsys.readouterr().err
