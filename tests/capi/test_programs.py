@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from normgrad.capi import build
+from normgrad.capi.signatures import SOURCES
 
 from .conftest import HERE, SRC, execute
 
@@ -175,6 +176,22 @@ def test_under_address_sanitizer(capi_asan, arguments):
     done = capi_asan.run(*arguments, **variables)
     assert done.returncode == 0, done.stderr
     assert "runtime error" not in done.stderr
+
+
+def test_handles_and_helpers_under_thread_sanitizer(capi, tmp_path):
+    """The parts without Python, linked alone: Python itself would drown the report."""
+    program = tmp_path / "race"
+    parts = [str(SOURCES / name) for name in ("registry.c", "pool.c")]
+    flags = ["-std=c11", "-O1", "-g", "-fsanitize=thread", f"-I{SOURCES}", "-pthread"]
+    line = ["gcc", *flags, str(HERE / "race.c"), *parts, "-o", str(program)]
+    built = subprocess.run(line, capture_output=True, text=True, check=False)
+    if built.returncode and "tsan" in built.stderr:
+        pytest.skip(f"no ThreadSanitizer: {built.stderr}")
+    assert built.returncode == 0, built.stderr
+    done = execute(program)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("ThreadSanitizer cannot live with this kernel's address layout")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
 
 
 MISTAKES = {

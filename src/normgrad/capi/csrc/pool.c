@@ -3,6 +3,7 @@
  * Each thread that calls the entry with the same sync block takes tasks until none is left. The
  * caller works too, and takes its job back when it is done: a job lives on the caller's stack.
  */
+#define _POSIX_C_SOURCE 200809L
 #include "host.h"
 
 #include <pthread.h>

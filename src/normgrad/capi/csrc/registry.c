@@ -4,6 +4,7 @@
  * atomic word: generation, flags, and how many calls are inside. An executor that is not
  * repeatable is taken by the first call and gone after it, whichever thread it is.
  */
+#define _POSIX_C_SOURCE 200809L
 #include "host.h"
 
 #include <pthread.h>
