@@ -55,7 +55,7 @@ def _forward(function: Function) -> str:
     refused = _NO_PYTHON.get(function.result, "NULL")
     call = f"normgrad_table.{function.name}({_casts(function)})"
     answer = f"({function.result}){call}"
-    lines = []
+    lines = ["    if (!normgrad_ready())", f"        return {refused};"]
     if function.is_stage_two:
         arguments = ", ".join(p.name for p in function.parameters)
         number = operators().index(function.name)
@@ -74,7 +74,7 @@ def _forward(function: Function) -> str:
             "    if (!to_python)",
             "        return status;",
         ]
-    lines += ["    if (!normgrad_ready())", f"        return {refused};", f"    return {answer};"]
+    lines.append(f"    return {answer};")
     return head + "\n".join(lines) + "\n}\n"
 
 

@@ -1,8 +1,9 @@
 /* Handles: numbers instead of pointers, so that a stale or invented one is found out, not read.
  *
- * A handle is tag (12 bits), kind (4), label (4), slot (16 or more), generation. Every slot has one
- * atomic word: generation, flags, and how many calls are inside. An executor that is not
- * repeatable is taken by the first call and gone after it, whichever thread it is.
+ * A handle is tag (12 bits), kind (4), label (4), slot (20), generation (24): one number comes back
+ * after four thousand million others. Every slot has one atomic word: generation, flags, and how
+ * many calls are inside. An executor that is not repeatable is taken by the first call and gone
+ * after it, whichever thread it is.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "host.h"
