@@ -1,13 +1,17 @@
 """What every test may use."""
 
 import pytest
-from hypothesis import settings
 
 from normgrad import backends, dispatch, plan
 
-# The same examples on every run and every machine; a slow machine is no failure.
-settings.register_profile("normgrad", derandomize=True, deadline=None, database=None)
-settings.load_profile("normgrad")
+try:
+    from hypothesis import settings
+except ImportError:  # a machine with a GPU, torch and pytest alone runs the tests in tests/cuda
+    pass
+else:
+    # The same examples on every run and every machine; a slow machine is no failure.
+    settings.register_profile("normgrad", derandomize=True, deadline=None, database=None)
+    settings.load_profile("normgrad")
 
 
 def _forget_plans() -> None:

@@ -1,0 +1,50 @@
+"""Programs for tests, on GPUs that need not be here."""
+
+from normgrad.backends.cuda.device import KNOWN
+from normgrad.backends.cuda.program import Fill, Launch, Ref
+from normgrad.bench.suites import rows
+from normgrad.cli.plan import program_of, spec_of
+from normgrad.spec import Op
+
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "uint64": 8}
+# What the blocks of a multiprocessor share, besides what is in Device: CUDA C guide, table of
+# compute capabilities. (threads, blocks)
+LIMITS = {75: (1024, 16), 80: (2048, 32), 86: (1536, 16), 89: (1536, 24), 90: (2048, 32)}
+
+
+def plan(op, shape, dtype="bfloat16", layout="contiguous", device="h200", **options):
+    """The program for a request written as in the bench's tables."""
+    (workload,) = rows(Op(op), shape, (dtype,), (layout,), **options)
+    return program_of(spec_of(workload.case, dtype), KNOWN[device])
+
+
+def launches(program):
+    return [step for step in program.steps if isinstance(step, Launch)]
+
+
+def kernels(program):
+    """The names of the kernels, without their modules."""
+    return [step.kernel.partition(".")[2] for step in launches(program)]
+
+
+def roles(step):
+    """The tensors of the caller that a step touches."""
+    given = [step.target] if isinstance(step, Fill) else dict(step.arguments).values()
+    return {ref.role for ref in given if isinstance(ref, Ref) and ref.role}
+
+
+def tile_bytes(step):
+    """The bytes of x and dy that a block holds."""
+    given, sizes = dict(step.arguments), dict(step.constants)
+    each = sum(BYTES[given[role].dtype] for role in ("x", "dy"))
+    return sizes["ROWS"] * sizes["COLS"] * each
+
+
+def resident_blocks(device, step, shared):
+    """How many blocks of a launch run at once on a whole device."""
+    threads, blocks = LIMITS[device.capability]
+    size = 32 * step.warps
+    # CUDA keeps 1 KB of shared memory for itself in each block (from compute capability 8.0 on).
+    by_shared = device.shared_bytes // (shared + 1024)
+    by_registers = device.registers // (size * step.registers)
+    return min(by_shared, by_registers, threads // size, blocks) * device.multiprocessors

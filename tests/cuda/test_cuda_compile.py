@@ -1,0 +1,153 @@
+"""Every kernel compiled for GPUs that are not here: Triton and its assembler need none.
+
+A second or less for each. What is asked of the machine code: blocks that wait for each other fit
+as the plan says, the next slab comes by asynchronous copies, nothing large is spilled.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from cuda_plans import KNOWN, launches, plan, resident_blocks
+
+triton = pytest.importorskip("triton")
+launch = pytest.importorskip("normgrad.backends.cuda.launch")
+pytestmark = pytest.mark.skipif(launch.interpreting(), reason="the interpreter compiles nothing")
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+# One request for each kernel and each shape of its code.
+PLANES = (
+    ("batch_norm", "64x256x56x56", "bfloat16"),
+    ("batch_norm", "64x256x56x56", "float32"),
+    ("batch_norm", "64x2048x7x7", "bfloat16"),  # channels taken together
+    ("group_norm", "64x256x56x56", "bfloat16"),
+    ("group_norm", "8x320x64x64", "float32"),
+)
+OTHERS = (
+    ("batch_norm", "64x256x56x56", "float64"),
+    ("group_norm", "2x320x64x64", "bfloat16", "channels-last"),
+    ("batch_norm_elemt", "64x256x56x56", "bfloat16"),
+    ("layer_norm", "8192x8192", "float32"),
+    ("layer_norm", "65536x768", "bfloat16"),
+    ("layer_norm", "4096x16384", "bfloat16"),
+    ("layer_norm", "16x262144", "float32"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    """Nothing compiled before, nothing left behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
+def tool(name, *arguments):
+    command = [str(TOOLS / name), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """(Triton's record, resources, machine code) of a step."""
+
+    def build(step, capability, aligned=True):
+        made = launch.compile_step(step, capability, aligned)
+        path = tmp_path / "kernel.cubin"
+        path.write_bytes(made.asm["cubin"])
+        usage = re.search(r"REG:(\d+) STACK:(\d+)", tool("cuobjdump", "-res-usage", path))
+        registers, stack = (int(number) for number in usage.groups())
+        return made.metadata, registers, stack, tool("nvdisasm", "-c", path)
+
+    return build
+
+
+# Odd sizes: channels taken together with long rows, large teams, a plane in one row.
+UNUSUAL = (
+    ("batch_norm", "256x64x21x21", "bfloat16"),
+    ("batch_norm", "4096x64x3x3", "float32"),
+    ("batch_norm", "2x64x128x128x128", "bfloat16"),
+)
+
+
+def the_resident(program):
+    (step,) = (one for one in launches(program) if one.kernel == "planes.plane_slabs")
+    assert step.cooperative
+    return step
+
+
+def tile(step):
+    sizes = dict(step.constants)
+    return [sizes[name] for name in ("ROWS", "COLS", "BLOCK_CHANNELS", "ALIGN")]
+
+
+@pytest.mark.parametrize("request_", PLANES, ids=" ".join)
+def test_resident_kernels_on_hopper(request_, compiled):
+    step = the_resident(plan(*request_))
+    metadata, registers, stack, code = compiled(step, 90)
+    assert metadata.launch_cooperative_grid
+    assert registers <= step.registers
+    assert stack < 64, "spilled registers go to memory on every slab"
+    assert "LDGSTS" in code, "the next slab is not fetched by asynchronous copies"
+
+
+@pytest.mark.parametrize("request_", [*PLANES, *UNUSUAL], ids=" ".join)
+def test_the_plan_knows_how_much_shared_memory_a_block_takes(request_, compiled):
+    """It plans before anything is compiled; a grid that does not fit fails to launch."""
+    step = the_resident(plan(*request_))
+    metadata, *_ = compiled(step, 90)
+    for name, device in KNOWN.items():
+        for one in launches(plan(*request_, device=name)):
+            # Below 8.0 there are no asynchronous copies, which take most of it.
+            if one.cooperative and device.capability >= 80:
+                assert tile(one) == tile(step)
+                assert one.grid[0] <= resident_blocks(device, one, metadata.shared), name
+
+
+@pytest.mark.parametrize("request_", OTHERS, ids=" ".join)
+def test_other_kernels_on_hopper(request_, compiled):
+    for step in launches(plan(*request_)):
+        metadata, registers, stack, code = compiled(step, 90)
+        assert stack == 0, step.kernel
+        assert registers * 32 * step.warps <= 65536, step.kernel
+        assert metadata.shared <= 227 << 10, step.kernel
+        if dict(step.constants).get("STAGES", 1) > 1:
+            assert "LDGSTS" in code, step.kernel
+
+
+def test_kernels_on_ampere(compiled):
+    """The same Python for compute capability 8.0, with the plans of an A100."""
+    device = KNOWN["a100"]
+    for request_ in (PLANES[0], PLANES[2], OTHERS[3]):
+        for step in launches(plan(*request_, device="a100")):
+            metadata, registers, _, _ = compiled(step, device.capability)
+            assert registers * 32 * step.warps <= device.registers, step.kernel
+            assert metadata.shared <= device.shared_bytes - 1024, step.kernel
+            if step.cooperative:
+                assert step.grid[0] <= resident_blocks(device, step, metadata.shared)
+
+
+def test_data_at_any_address_are_read_one_by_one(compiled):
+    """Wide loads from addresses that are no multiples of 16 bytes would fault."""
+    (step,) = launches(plan("batch_norm_elemt", "64x256x56x56", "bfloat16"))
+    *_, wide = compiled(step, 90)
+    *_, narrow = compiled(step, 90, aligned=False)
+    assert re.search(r"LDG\.E\S*\.128", wide)
+    assert not re.search(r"LDG\.E\S*\.(64|128)", narrow)
+    assert not re.search(r"STG\.E\S*\.(64|128)", narrow)
+
+
+def test_every_kernel_is_compiled_here():
+    """A kernel that is added comes into the lists above."""
+    from normgrad.backends.cuda import kernels
+
+    written = set()
+    for path in Path(kernels.__file__).parent.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        entry = re.findall(r"@triton\.jit\ndef (\w+)\(\n    (?:dy|partials|source)\b", text)
+        written |= {f"{path.stem}.{name}" for name in entry}
+    met = {step.kernel for one in (*PLANES, *OTHERS) for step in launches(plan(*one))}
+    met |= {"copy.strided_copy"}  # in the interpreter's cases
+    written -= {"sums.join", "apply.gradient"}  # called by kernels
+    assert written == met

@@ -1,0 +1,111 @@
+"""The kernels in Triton's interpreter against the float64 truth, on a machine without a GPU.
+
+Each run has a process of its own: what a kernel is gets decided when Triton is imported. Kernels
+whose blocks wait for each other run in two phases, all sums before all gradients; the device that
+is planned for has two multiprocessors, so that small cases have teams and loops too.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import normgrad
+from normgrad import verify
+from normgrad.spec import Op
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+SOURCE = str(Path(normgrad.__file__).parent.parent)
+
+
+def interpreted(*arguments, codes=(0,)):
+    """Run Python with Triton's interpreter."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": SOURCE}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode in codes, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def check(op, dtype, tmp_path, codes=(0,)):
+    """The rows of ``normgrad check``."""
+    path = tmp_path / "report.json"
+    words = ["check", "--backend", "cuda", "--op", op, "--dtype", dtype, "--json", str(path)]
+    interpreted("-m", "normgrad", *words, codes=codes)
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert len(rows) == len(verify.select(op))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        *((op.value, "float32") for op in Op),
+        ("layer_norm", "float16"),
+        ("batch_norm_elemt", "float16"),
+        ("batch_norm_elemt", "float64"),
+    ],
+)
+def test_every_case_is_within_its_budget(op, dtype, tmp_path):
+    for row in check(op, dtype, tmp_path):
+        assert row["verdict"] == "PASS", row
+
+
+def test_bfloat16_within_twice_the_budget(tmp_path):
+    """The interpreter cuts float32 off where a GPU rounds to the nearest: one unit, not half."""
+    rows = check("batch_norm", "bfloat16", tmp_path, codes=(0, 1))
+    shares = {row["case"]: row["share"] for row in rows}
+    assert all(share is not None and share <= 2.0 for share in shares.values()), shares
+    assert max(shares.values()) > 1.0, "the interpreter rounds now: check it as the other types"
+
+
+IN_PLACE = """
+import numpy as np
+from normgrad import functional
+
+rng = np.random.default_rng(3)
+
+
+def compare(name, dtype, shape, statistics, *before, **options):
+    call = getattr(functional, f"{name}_norm_backward")
+    x = (100 + 3 * rng.standard_normal(shape)).astype(dtype)
+    dy = rng.standard_normal(shape).astype(dtype)
+    mean = np.full(statistics, 100, dtype)
+    rstd = np.full(statistics, 0.3, dtype)
+    weights = before[0] if before else (shape[1],)
+    gamma = (1 + rng.standard_normal(weights)).astype(dtype)
+    small = [np.full(weights, np.nan, dtype) for _ in range(2)]
+
+    def run(dy, x, dx, backend):
+        out = (dx, *(one.copy() for one in small))
+        if name == "batch":
+            return call(dy, x, gamma, None, None, mean, rstd, out=out, backend=backend)
+        return call(dy, x, *before, mean, rstd, gamma, out=out, backend=backend, **options)
+
+    want = run(dy, x, np.full_like(x, np.nan), "reference")
+    for over in ("x", "dy"):
+        mine = {"x": x.copy(), "dy": dy.copy()}
+        got = run(mine["dy"], mine["x"], mine[over], "cuda")
+        assert got[0] is mine[over]
+        for one, other in zip(got, want):
+            scale = np.abs(other).max()
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * scale)
+
+
+compare("layer", "f4", (3, 9001), (3,), (9001,))  # parameters take a pass of their own
+for dtype in ("f4", "f8"):  # in float64 all data are read twice
+    compare("layer", dtype, (3, 96), (3,), (96,))
+    compare("batch", dtype, (4, 6, 35), (6,))
+    compare("group", dtype, (2, 6, 70), (2 * 3,), num_groups=3)
+print("done")
+"""
+
+
+def test_dx_over_x_and_over_dy():
+    assert interpreted("-c", IN_PLACE).strip() == "done"

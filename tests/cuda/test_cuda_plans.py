@@ -1,0 +1,344 @@
+"""Kernel plans as pure functions: no GPU, no Triton."""
+
+import subprocess
+import sys
+
+import pytest
+from cuda_plans import (
+    BYTES,
+    kernels,
+    launches,
+    plan,
+    resident_blocks,
+    roles,
+    tile_bytes,
+)
+
+from normgrad import cli, verify
+from normgrad.backends.cuda.device import INTERPRETER, KNOWN
+from normgrad.backends.cuda.program import Fill, Ref
+from normgrad.backends.cuda.tiles import alignment, cut, power_of_two, share_out
+from normgrad.bench.suites import suite
+from normgrad.cli.plan import program_of, spec_of
+from normgrad.spec import ROLES
+
+DEVICES = {**KNOWN, "interpreter": INTERPRETER}
+SUITE = suite("h200", "cuda")
+MASKS = ((True, True, True), (True, False, False), (False, True, True), (False, False, True))
+
+
+def programs(device):
+    """Every program of the suite, and every one of the named cases, in two types."""
+    for workload in SUITE:
+        yield workload.name, program_of(spec_of(workload.case, workload.dtype), DEVICES[device])
+    for case in verify.CASES:
+        for dtype in ("float16", "float64"):
+            spec = verify.make_problem(case, dtype).spec
+            yield f"{case.name} {dtype}", program_of(spec, DEVICES[device])
+
+
+@pytest.fixture(scope="module", params=list(DEVICES))
+def known(request):
+    """(device, all its programs by name)."""
+    return DEVICES[request.param], dict(programs(request.param))
+
+
+@pytest.mark.parametrize("workload", SUITE, ids=lambda workload: workload.name)
+def test_the_same_request_gives_the_same_program(workload):
+    first, second = (
+        program_of(spec_of(workload.case, workload.dtype), KNOWN["h200"]) for _ in range(2)
+    )
+    assert first is not second
+    assert first == second
+    assert hash(first) == hash(second)
+    assert str(first) == str(second)
+
+
+def test_blocks_that_wait_for_each_other_all_fit(known):
+    device, found = known
+    if device.name == INTERPRETER.name:
+        pytest.skip("its blocks run one after another")
+    waiting = 0
+    for name, program in found.items():
+        for step in launches(program):
+            words = dict(step.arguments).get("words")
+            assert step.cooperative == (words is not None), name
+            if step.cooperative:
+                waiting += 1
+                assert step.grid[0] <= resident_blocks(device, step, tile_bytes(step)), name
+                given = dict(step.arguments)
+                assert step.grid == (given["team"] * given["teams"], 1, 1), name
+    assert waiting > 10
+
+
+def test_slabs_are_covered(known):
+    """Every row of every slab has its block."""
+    _, found = known
+    seen = 0
+    for name, program in found.items():
+        for step in launches(program):
+            if step.kernel != "planes.plane_slabs":
+                continue
+            given, sizes = dict(step.arguments), dict(step.constants)
+            seen += 1
+            assert given["share"] <= sizes["ROWS"], name
+            assert given["team"] * given["share"] >= given["rows"], name
+            assert given["teams"] <= given["slabs"], name
+            # Each piece of a plane that is a row, with what is left over in the last.
+            assert given["pieces"] * sizes["COLS"] >= given["run"] * sizes["ALIGN"], name
+            assert sizes["TEAM"] >= given["team"], name
+            if step.cooperative:
+                fill = program.steps[program.steps.index(step) - 1]
+                assert isinstance(fill, Fill)
+                assert fill.target == given["words"]
+                assert fill.nbytes == 8 * given["slabs"] * given["team"] * sizes["CHANNEL_TILE"]
+                assert fill.value == 0xFF  # no sum has these bits
+    assert seen > 5
+
+
+def test_grids_are_what_cuda_takes(known):
+    _, found = known
+    for name, program in found.items():
+        for step in launches(program):
+            x, y, z = step.grid
+            assert 0 < x < 1 << 31, name
+            assert 0 < y < 1 << 16, name
+            assert 0 < z < 1 << 16, name
+            assert step.warps in (1, 2, 4, 8, 16), name
+
+
+def test_more_samples_than_an_axis_of_a_grid_has():
+    program = plan("group_norm", "131072x64")
+    assert launches(program)[-1].grid == (131072, 1, 1)
+
+
+def test_nothing_reads_the_data_once_dx_is_written(known):
+    """``dx`` may lie over ``x`` or ``dy``; the launch that writes it reads its own elements."""
+    _, found = known
+    for name, program in found.items():
+        writers = [i for i, step in enumerate(program.steps) if "dx" in roles(step)]
+        assert len(writers) <= 1, name
+        for step in program.steps[writers[0] + 1 :] if writers else ():
+            assert not roles(step) & {"x", "dy"}, name
+
+
+def test_pieces_of_the_workspace_lie_apart_and_inside(known):
+    _, found = known
+    for name, program in found.items():
+        offsets = set()
+        for step in program.steps:
+            given = [step.target] if isinstance(step, Fill) else dict(step.arguments).values()
+            for ref in given:
+                if isinstance(ref, Ref) and ref.role == "":
+                    # The second of two sums starts right after the first.
+                    assert ref.offset % BYTES[ref.dtype] == 0, name
+                    assert 0 <= ref.offset < program.workspace_bytes, name
+                    offsets.add(ref.offset)
+        assert bool(offsets) == (program.workspace_bytes > 0), name
+
+
+def test_every_result_is_written(known):
+    """A result that is wanted appears in a step; one that is not does not."""
+    device, _ = known
+    for case in verify.CASES:
+        spec = verify.make_problem(case, "float32").spec
+        program = program_of(spec, device)
+        sizes = {role: spec.tensor(role).size for role in spec.wanted}
+        touched = set().union(*(roles(step) for step in program.steps))
+        assert {role for role, size in sizes.items() if size} <= touched, case.name
+        assert not touched & (set(spec.results) - set(spec.wanted)), case.name
+        assert touched <= set(ROLES)
+
+
+@pytest.mark.parametrize(
+    ("request_", "strategy"),
+    [
+        (("batch_norm", "64x256x56x56"), "resident planes"),
+        (("batch_norm", "64x256x56x56", "float32"), "resident planes"),
+        (("batch_norm", "64x256x56x56", "float64"), "two passes (planes)"),
+        (("batch_norm", "64x2048x7x7"), "resident planes"),
+        (("batch_norm", "2x64x128x128x128"), "resident planes"),
+        (("batch_norm", "2x64x128x128x128", "float32"), "two passes (planes)"),
+        (("batch_norm", "64x256x56x56", "bfloat16", "contiguous", "t4"), "resident planes"),
+        (("batch_norm", "64x64x112x112", "bfloat16", "contiguous", "t4"), "two passes (planes)"),
+        (("batch_norm", "20x6x65536", "float32", "contiguous", "rtx4090"), "two passes (planes)"),
+        (("batch_norm", "131072x256"), "two passes (columns)"),
+        (("batch_norm_reduce", "64x256x56x56"), "sums (planes)"),
+        (("batch_norm_reduce", "64x256x56x56", "float32", "channels-last"), "sums (columns)"),
+        (("batch_norm_elemt", "64x256x56x56"), "elements (planes)"),
+        (("batch_norm_elemt", "64x256x56x56", "float32", "channels-last"), "elements (columns)"),
+        (("group_norm", "64x256x56x56"), "resident planes"),
+        (("group_norm", "1x128x1024x1024"), "resident planes"),
+        (("group_norm", "1x128x1024x1024", "float32"), "two passes (planes)"),
+        (("group_norm", "1x512x512x512", "bfloat16", "contiguous", "a100"), "two passes (planes)"),
+        (("layer_norm", "16384x4096"), "whole rows, 132 programs"),
+        (("layer_norm", "16384x4096", "float32", "contiguous", "a100"), "whole rows, 108 programs"),
+        (("layer_norm", "3x64"), "whole rows, 1 programs"),
+        (("layer_norm", "4096x16384"), "whole rows, parameters apart"),
+        (("layer_norm", "16x262144"), "long rows"),
+        (("layer_norm", "64x512", "float64"), "long rows"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
+)
+def test_which_strategy(request_, strategy):
+    assert plan(*request_).strategy == strategy
+
+
+def test_small_shapes_take_one_or_two_launches():
+    assert len(plan("batch_norm", "4x8x5x5").steps) == 1
+    assert len(plan("layer_norm", "64x256").steps) == 2
+    assert len(plan("group_norm", "2x32x8x8").steps) == 2
+
+
+def test_data_of_nothing_set_the_parameters_to_0():
+    spec = verify.make_problem(*verify.select("batch_norm", "empty-batch"), "float32").spec
+    program = program_of(spec, KNOWN["h200"])
+    assert program.strategy == "zeros"
+    assert [roles(step) for step in program.steps] == [{"dgamma"}, {"dbeta"}]
+    assert all(isinstance(step, Fill) and step.value == 0 for step in program.steps)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
+def test_a_mask_saves_launches_and_streams(layout):
+    for op in ("batch_norm", "group_norm"):
+        made = [plan(op, "64x256x56x56", layout=layout, mask=mask) for mask in MASKS]
+        everything, gradient, parameters, bias = made
+        assert all("dx" not in roles(step) for one in (parameters, bias) for step in one.steps)
+        assert all(not roles(step) & {"dgamma", "dbeta"} for step in gradient.steps)
+        assert len(gradient.steps) <= len(everything.steps)
+        for one in (parameters, bias):
+            assert one.strategy.startswith("sums")
+            assert len(one.steps) == 2
+            data = [step for step in one.steps if roles(step) & {"x", "dy"}]
+            assert len(data) == 1  # two streams
+        assert "dgamma" not in roles(bias.steps[-1])
+
+
+def test_a_mask_saves_launches_of_layer_norm():
+    everything, gradient, parameters, _ = (
+        plan("layer_norm", "4096x4096", mask=mask) for mask in MASKS
+    )
+    assert kernels(everything) == ["layer_rows", "finish_rows"]
+    assert kernels(gradient) == ["layer_rows"]
+    assert gradient.workspace_bytes == 0
+    assert kernels(parameters) == ["layer_rows", "finish_rows"]
+    assert dict(launches(parameters)[0].arguments)["dx"] is None
+    long_gradient, long_parameters = (
+        plan("layer_norm", "4096x16384", mask=mask) for mask in MASKS[1:3]
+    )
+    assert kernels(long_gradient) == ["layer_rows"]
+    assert kernels(long_parameters) == ["row_apply", "finish_rows"]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
+def test_inference_reads_what_it_needs(layout):
+    cases = verify.select("batch_norm", f"mask-100-{layout}-inference")
+    (step,) = program_of(spec_of(*cases, "float32"), KNOWN["h200"]).steps
+    assert dict(step.arguments)["x"] is None  # two streams: dy and dx
+    assert not dict(step.constants)["CORRECT"]
+    cases = verify.select("batch_norm", f"mask-111-{layout}-inference")
+    sums, finish, apply = program_of(spec_of(*cases, "float32"), KNOWN["h200"]).steps
+    assert {"x", "dy"} <= roles(sums)
+    assert roles(finish) >= {"dgamma", "dbeta"}
+    assert dict(apply.arguments)["x"] is None
+
+
+def test_odd_strides_cost_a_copy_and_channels_last_do_not():
+    def copies(name, *, wanted):
+        spec = verify.make_problem(*verify.select("batch_norm", name), "float32").spec
+        program = program_of(spec, KNOWN["h200"])
+        assert kernels(program).count("strided_copy") == wanted, name
+
+    # The cases' dx is contiguous here: x and dy that lie otherwise are packed, dx is not.
+    copies("nchw", wanted=0)
+    copies("two-axes", wanted=0)
+    copies("flipped", wanted=2)
+    (workload,) = (
+        one for one in SUITE if one.name == "batch_norm 64x256x56x56 float32 channels-last"
+    )
+    assert "strided_copy" not in kernels(
+        program_of(spec_of(workload.case, "float32"), KNOWN["h200"])
+    )
+
+
+def test_workspaces_are_small():
+    """The words of the blocks, partial sums; never a copy of the data of a usual layout."""
+    for workload in SUITE:
+        spec = spec_of(workload.case, workload.dtype)
+        assert program_of(spec, KNOWN["h200"]).workspace_bytes <= 12 << 20, workload.name
+    assert plan("batch_norm", "64x256x56x56").workspace_bytes < 64 << 10
+    assert plan("batch_norm_elemt", "64x256x56x56").workspace_bytes == 0
+
+
+def test_tiles():
+    assert [power_of_two(n) for n in (0, 1, 2, 3, 1024, 1025)] == [1, 1, 2, 4, 1024, 2048]
+    assert [alignment(2, n) for n in (8, 12, 49, 0)] == [8, 4, 1, 8]
+    assert alignment(4, 64, 6) == 2
+    for run in (1, 49, 64, 196, 784, 3136, 12544, 65536, 100003):
+        padded = {cols: -(-run // cols) * cols for cols in (64, 128, 256, 512, 1024)}
+        assert padded[cut(run, 1024)] <= 1.05 * min(padded.values())
+
+
+@pytest.mark.parametrize("resident", [1, 2, 7, 132, 528])
+@pytest.mark.parametrize("slabs", [1, 2, 3, 64, 1000])
+def test_teams_share_rows_evenly(resident, slabs):
+    for rows in (1, 2, 31, 32, 33, 500, 4096):
+        found = share_out(rows, 32, slabs, resident)
+        if rows > 32 * resident:
+            assert found is None
+            continue
+        assert found.team * found.teams <= resident
+        assert found.share <= 32
+        assert (found.team - 1) * found.share < rows <= found.team * found.share
+        assert found.teams * (found.rounds - 1) < slabs <= found.teams * found.rounds
+
+
+def test_plan_prints(capsys):
+    words = ["plan", "--op", "batch_norm", "--shape", "64x256x56x56", "--device", "a100"]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("batch_norm 64x256x56x56 bfloat16 contiguous on NVIDIA A100: resident")
+    assert "fill" in out[1]
+    assert "plane_slabs[" in out[2]
+    assert "cooperative" in out[2]
+
+
+def test_plan_takes_every_option(capsys):
+    shape = ["--shape", "8x64x16x16", "--layout", "channels-last", "--dtype", "float16"]
+    assert cli.main(["plan", "--op", "group_norm", *shape, "--groups", "8", "--mask", "011"]) == 0
+    assert "G8 float16 channels-last mask 011" in capsys.readouterr().out
+    assert cli.main(["plan", "--op", "batch_norm", *shape, "--inference", "--mask", "100"]) == 0
+    assert "apply.column_apply" in capsys.readouterr().out
+    words = ["plan", "--op", "layer_norm", "--shape", "8x64x16", "--normalized", "2"]
+    assert cli.main([*words, "--statistics-dtype", "float64", "--device", "t4"]) == 0
+    assert "COMPUTE=float64" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--op batch_norm --shape 64", "input must have 2 to 8 axes"),
+        ("--op batch_norm --shape 4x5,6x7", "shape must be one shape"),
+        ("--op batch_norm --shape 4xx", "shape must be sizes joined by x"),
+        ("--op group_norm --shape 2x30x4", "num_groups must divide the number of channels, 30"),
+        ("--op group_norm --shape 2x30x4 --groups 0", "num_groups must be positive"),
+        ("--op layer_norm --shape 4x5 --layout channels-last", "layout must be contiguous"),
+        ("--op layer_norm --shape 4x5 --normalized 3", "normalized must be from 1 to 2 axes"),
+        ("--op layer_norm --shape 4x5 --inference", "inference must be left out"),
+        ("--op layer_norm --shape 4x5 --mask 11", "mask must have a bit for each of dx"),
+        ("--op layer_norm --shape 4x5 --mask 000", "mask must be bits with at least one 1"),
+    ],
+)
+def test_plan_says_what_is_wrong(words, message, capsys):
+    assert cli.main(["plan", *words.split(), "--device", "h200"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_planning_loads_neither_torch_nor_triton():
+    code = """
+import sys
+from normgrad import cli
+assert cli.main("plan --op batch_norm --shape 64x256x56x56 --device h200".split()) == 0
+assert not {"torch", "triton", "numba"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
