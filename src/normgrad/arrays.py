@@ -225,6 +225,12 @@ class DlpackKind(NumpyKind):
     def copy(self, target: Array, source: Array) -> None:
         """Through views of both."""
         to, by = self.view(target, "out"), self.view(source, "result")
+        if to.device != "cpu":
+            from normgrad.torch_arrays import TorchKind
+
+            tensors: tuple[Any, Any] = (to.owner, by.owner)
+            TorchKind().copy(*tensors)
+            return
         hostmem.view(to.address, to.tensor)[...] = hostmem.view(by.address, by.tensor)
 
     def stream(self, device: str) -> int:

@@ -1,0 +1,77 @@
+"""Requests on a GPU for tests: data, calls, and results that can be compared to the bit."""
+
+import dataclasses
+
+import pytest
+
+from normgrad.bench.suites import rows
+from normgrad.spec import Op
+
+torch = pytest.importorskip("torch")
+from normgrad.backends.cuda.launch import interpreting  # noqa: E402
+from normgrad.bench import contender, problems  # noqa: E402
+
+GPU = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
+    pytest.mark.skipif(interpreting(), reason="kernels run in Triton's interpreter"),
+]
+# At least one for each strategy, of sizes that take 10 to 100 us each on an H200.
+REQUESTS = {
+    "resident batch norm": ("batch_norm", "64x256x56x56", "bfloat16"),
+    "resident batch norm, float32": ("batch_norm", "32x256x56x56", "float32"),
+    "resident batch norm, small images": ("batch_norm", "64x2048x7x7", "bfloat16"),
+    "resident group norm": ("group_norm", "8x320x64x64", "bfloat16"),
+    "two passes, planes": ("batch_norm", "16x64x28x28", "float64"),
+    "two passes, columns": ("batch_norm", "64x256x28x28", "bfloat16", "channels-last"),
+    "two passes, groups": ("group_norm", "8x320x64x64", "bfloat16", "channels-last"),
+    "whole rows": ("layer_norm", "4096x4096", "bfloat16"),
+    "whole rows, parameters apart": ("layer_norm", "512x12288", "bfloat16"),
+    "long rows": ("layer_norm", "16x100000", "float32"),
+    "sums": ("batch_norm_reduce", "32x256x56x56", "bfloat16"),
+    "elements": ("batch_norm_elemt", "32x256x56x56", "bfloat16"),
+}
+each_request = pytest.mark.parametrize("request_", list(REQUESTS.values()), ids=list(REQUESTS))
+WAITING = {name: request for name, request in REQUESTS.items() if "resident" in name}
+each_waiting = pytest.mark.parametrize("request_", list(WAITING.values()), ids=list(WAITING))
+
+
+def make(op, shape, dtype="bfloat16", layout="contiguous", seed=0, **options):
+    """A problem with numbers on the GPU."""
+    (workload,) = rows(Op(op), shape, (dtype,), (layout,), **options)
+    return problems.make(workload, "cuda:0", seed)
+
+
+def run(problem, out=None):
+    """The wanted results by role, in new tensors or in ``out``."""
+    arrays = contender.call(problem.host_problem, problem.operands, out, "cuda")
+    return contender.by_role(problem, arrays)
+
+
+def replaced(problem, **operands):
+    """The same problem on other tensors."""
+    return dataclasses.replace(problem, operands={**problem.operands, **operands})
+
+
+def copied(results):
+    return {role: tensor.clone() for role, tensor in results.items()}
+
+
+def poison(results):
+    for tensor in results.values():
+        tensor.fill_(float("nan"))
+
+
+def differences(results, wanted):
+    """How many elements differ in their bits: a number on the GPU, without waiting for it."""
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    counts = []
+    for role, want in wanted.items():
+        kind = kinds[want.element_size()]
+        counts.append((results[role].view(kind) != want.view(kind)).sum())
+    return torch.stack(counts).sum()
+
+
+def sleep(seconds=0.1):
+    """Keep the current stream busy: one block, about this long at 2 GHz."""
+    torch.cuda._sleep(int(seconds * 2e9))
