@@ -5,8 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from normgrad import functional
-from normgrad.backends.cpu import engine
+from normgrad import dispatch, functional, plan
+from normgrad.backends.cpu import engine, program
 from normgrad.plan import make_plan
 from normgrad.spec import ROLES, Op, Spec, TensorSpec
 
@@ -113,6 +113,38 @@ def test_large_results_are_streamed_and_right():
     np.testing.assert_allclose(out, want.grad_input, rtol=0, atol=2e-6)
     plain = TensorSpec.contiguous(shape, "float32")
     assert _config(_batch_spec(plain)).streaming
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize(("inner", "offset"), [(49, 0), (196, 3), (64, 32), (67, 1)])
+def test_streamed_groups_have_the_same_bits(dtype, inner, offset, monkeypatch):
+    # Channels that begin within a line, and share it with their neighbours.
+    torch = pytest.importorskip("torch")
+    kind = getattr(torch, dtype)
+    torch.manual_seed(5)
+    shape = (3, 40, inner)
+    x, dy = torch.randn(shape).to(kind) + 3, torch.randn(shape).to(kind)
+    mean, rstd, gamma = torch.full((3, 8), 2.9), torch.rand(3, 8) + 0.5, torch.rand(40) + 0.5
+
+    def results(limit):
+        monkeypatch.setattr(program, "STREAM_BYTES", limit)
+        plan._make_plan.cache_clear()
+        dispatch._prepare.cache_clear()
+        memory = torch.full((x.numel() + 64 + offset,), torch.nan, dtype=kind)
+        dx = memory[offset : offset + x.numel()].view(shape)
+        out = (dx, torch.empty(40), torch.empty(40))
+        functional.group_norm_backward(
+            dy, x, mean, rstd, gamma, num_groups=8, out=out, backend="cpu"
+        )
+        assert memory[:offset].isnan().all()
+        assert memory[offset + x.numel() :].isnan().all()
+        return out
+
+    streamed, plain = results(0), results(1 << 40)
+    plan._make_plan.cache_clear()
+    dispatch._prepare.cache_clear()
+    for one, other in zip(streamed, plain, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_c_callers_run_a_plan_by_address():

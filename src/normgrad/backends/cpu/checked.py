@@ -93,6 +93,22 @@ def stream(fmt: Format, address: int, first: Any, second: Any) -> None:
     store(fmt, address + fmt.lanes * fmt.itemsize, second)
 
 
+def stream_line(fmt: Format, address: int, values: Any) -> None:
+    """As in `lowering`: alignment is part of the bargain."""
+    if address % 64:
+        msg = f"a streamed store at {address:#x} is not aligned"
+        raise IndexError(msg)
+    store(fmt, address, values)
+
+
+def splat_pair(fmt: Format, first: float, second: float, count: int) -> tuple[Any, Any]:
+    """As in `lowering`, in memory's order."""
+    places = np.arange(2 * fmt.lanes)
+    one, other = splat(fmt, first)[0], splat(fmt, second)[0]
+    both = np.where(places < count, one, other)
+    return both[: fmt.lanes], both[fmt.lanes :]
+
+
 def load_pair(fmt: Format, address: int) -> tuple[Any, Any]:
     """As in `lowering`, in memory's order."""
     return load(fmt, address), load(fmt, address + fmt.lanes * fmt.itemsize)

@@ -291,6 +291,47 @@ def stream(typingctx, fmt, address, first, second):
 
 
 @intrinsic
+def stream_line(typingctx, fmt, address, values):
+    """A vector that fills a line past the cache; one of 16-bit elements fills half: as `store`."""
+
+    def codegen(context, builder, signature, arguments):
+        narrow = _narrowed(builder, fmt.fmt, arguments[2])
+        if fmt.fmt.itemsize == 2:
+            builder.store(narrow, _pointer(builder, arguments[1], narrow.type), align=2)
+        else:
+            _line(builder, narrow, arguments[1])
+        return context.get_dummy_value()
+
+    return types.none(fmt, types.int64, _lanes_of(fmt.fmt)), codegen
+
+
+@intrinsic
+def splat_pair(typingctx, fmt, first, second, count):
+    """Two vectors in the order of `load_pair`: one number for ``count`` elements, then another."""
+    vector = _lanes_of(fmt.fmt)
+
+    def codegen(context, builder, signature, arguments):
+        width = fmt.fmt.lanes
+        element = vector.llvm.element
+        one, other = (
+            value if fmt.fmt.wide else builder.fptrunc(value, element) for value in arguments[1:3]
+        )
+        one, other = (_splat(builder, value, width) for value in (one, other))
+        integers = ir.VectorType(_I64, width)
+        limit = _splat(builder, arguments[3], width)
+        apart = fmt.fmt.name == "bfloat16"
+        pair = []
+        for half in (0, 1):
+            places = [2 * i + half if apart else i + half * width for i in range(width)]
+            taken = builder.icmp_signed("<", ir.Constant(integers, places), limit)
+            pair.append(builder.select(taken, one, other))
+        return context.make_tuple(builder, signature.return_type, pair)
+
+    signature = types.UniTuple(vector, 2)(fmt, types.float64, types.float64, types.int64)
+    return signature, codegen
+
+
+@intrinsic
 def load_pair(typingctx, fmt, address):
     """Two vectors of neighbouring elements, in an order that only `store_pair` undoes.
 

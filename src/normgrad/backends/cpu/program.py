@@ -241,9 +241,24 @@ class Program:
             if self.spec.dx is not None:
                 self.phase("units_out", slabs * pieces, self.format)
         else:
+            if by_row and self._without_gaps():
+                self._stream(elements)
+                params[slots.DENSE] = params[slots.STREAM_DX]
             params[slots.PER_TASK] = max(1, TASK_ELEMENTS // max(elements, 1))
             self.phase("slabs", _up(slabs, params[slots.PER_TASK]), self.format)
         self._join_samples()
+
+    def _without_gaps(self) -> bool:
+        """Whether the channels of a group are one run of each tensor, none shorter than a line."""
+        geometry, needs = self.geometry, self.needs
+        return (
+            needs.correction != slots.NO_CORRECTION
+            and geometry.inner * self.format.itemsize >= 64
+            and all(
+                self.arrangement.strides[role][2] == geometry.inner or geometry.channels == 1
+                for role in needs.data
+            )
+        )
 
     def _join_samples(self) -> None:
         """Group norm's parameter gradients."""

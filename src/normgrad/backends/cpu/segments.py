@@ -25,9 +25,11 @@ from normgrad.backends.cpu.vector import (
     read,
     size_of,
     splat,
+    splat_pair,
     store,
     store_pair,
     store_part,
+    stream_line,
     stream_pair,
     total,
     write,
@@ -201,6 +203,13 @@ def gradients(fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, 
                 at_x += 2 * step
                 to += 2 * step
                 left -= 2 * width
+            if left >= width:
+                t = load(fmt, at_x) - centre
+                stream_line(fmt, to, fma(va, load(fmt, at), fma(vb, t, vc)))
+                at += step
+                at_x += step
+                to += step
+                left -= width
         while left >= 2 * width:
             d0, d1 = load_pair(fmt, at)
             t0, t1 = load_pair(fmt, at_x)
@@ -223,6 +232,83 @@ def gradients(fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, 
         dy += dy_step
         x += x_step
         dx += dx_step
+
+
+@jit.inner
+def part_gradients(fmt, dy, x, dx, length, mean, a, b, c):
+    """``dx = a * dy + b * (x - mean) + c`` over less than a line, through the cache."""
+    width = lanes(fmt)
+    while length > 0:
+        part = min(length, width)
+        s = fma(splat(fmt, b), load_part(fmt, x, part) - splat(fmt, mean), splat(fmt, c))
+        store_part(fmt, dx, fma(splat(fmt, a), load_part(fmt, dy, part), s), part)
+        dy += part * size_of(fmt)
+        x += part * size_of(fmt)
+        dx += part * size_of(fmt)
+        length -= part
+
+
+@jit.inner
+def dense_gradients(fmt, params, addresses, workspace, slab, dy, x, dx, mean, rstd, b, c):
+    """``dx = a * dy + b * (x - mean) + c`` past the cache, over segments without gaps.
+
+    Lines that two segments share are written whole: in parts they cost 70 ns each.
+    """
+    width = lanes(fmt)
+    step = width * size_of(fmt)
+    nbytes = params[slots.INNER] * size_of(fmt)
+    centre = splat(fmt, mean)
+    vb = splat(fmt, b)
+    vc = splat(fmt, c)
+    segment = params[slots.SEGMENTS] - 1
+    column = parameter(params, slab, 0)
+    after = 0.0
+    final = True
+    while segment >= 0:
+        a = rstd * entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
+        va = splat(fmt, a)
+        start = segment * nbytes
+        # A segment has the lines that begin in it; the first one has what is before them too.
+        head = -(dx + start) & 63
+        at = dy + start + head
+        at_x = x + start + head
+        to = dx + start + head
+        left = nbytes - head
+        while left >= 2 * step:
+            d0, d1 = load_pair(fmt, at)
+            t0, t1 = load_pair(fmt, at_x)
+            r0 = fma(va, d0, fma(vb, t0 - centre, vc))
+            r1 = fma(va, d1, fma(vb, t1 - centre, vc))
+            stream_pair(fmt, to, r0, r1)
+            at += 2 * step
+            at_x += 2 * step
+            to += 2 * step
+            left -= 2 * step
+        if size_of(fmt) > 2 and left >= step:
+            t0 = load(fmt, at_x) - centre
+            stream_line(fmt, to, fma(va, load(fmt, at), fma(vb, t0, vc)))
+            at += step
+            at_x += step
+            to += step
+            left -= step
+        if left > 0 and final:
+            part_gradients(fmt, at, at_x, to, left // size_of(fmt), mean, a, b, c)
+        elif left > 0:
+            a0, a1 = splat_pair(fmt, a, after, left // size_of(fmt))
+            if size_of(fmt) > 2:
+                t0 = load(fmt, at_x) - centre
+                stream_line(fmt, to, fma(a0, load(fmt, at), fma(vb, t0, vc)))
+            else:
+                d0, d1 = load_pair(fmt, at)
+                t0, t1 = load_pair(fmt, at_x)
+                r0 = fma(a0, d0, fma(vb, t0 - centre, vc))
+                r1 = fma(a1, d1, fma(vb, t1 - centre, vc))
+                stream_pair(fmt, to, r0, r1)
+        if segment == 0:
+            part_gradients(fmt, dy, x, dx, head // size_of(fmt), mean, a, b, c)
+        after = a
+        final = False
+        segment -= 1
 
 
 @jit.inner
@@ -385,6 +471,11 @@ def whole_slabs(fmt, params, addresses, workspace, index):
         if params[slots.WRITE_DX]:
             dx = slab_start(params, addresses, workspace, slots.DX, slab)
             b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
+            if params[slots.DENSE]:
+                dense_gradients(
+                    fmt, params, addresses, workspace, slab, dy, x, dx, mean, rstd, b, c
+                )
+                continue
             column = parameter(params, slab, 0)
             together = 1 if by_row else segments  # segments with one gamma
             segment = segments - together

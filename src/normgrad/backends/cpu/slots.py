@@ -73,6 +73,9 @@ SIDE_BY_SIDE: Final = 88  # four of them are summed at a time
 FOLDED: Final = 89  # rows of few channels that are taken as one
 WIDTH: Final = 90  # columns of such a row: FOLDED * COLUMNS
 
+# Slabs of group norm.
+DENSE: Final = 91  # segments follow each other without gaps in x, dy and dx, and dx is streamed
+
 # The phases: address of the task function, number of tasks, an argument.
 TABLE: Final = 96
 PER_PHASE: Final = 3
