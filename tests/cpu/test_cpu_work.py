@@ -147,6 +147,31 @@ def test_streamed_groups_have_the_same_bits(dtype, inner, offset, monkeypatch):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("shape", [(9, 5, 7, 24), (8, 20, 20, 40)])
+def test_samples_one_by_one_have_the_same_bits(dtype, shape, monkeypatch):
+    rng = np.random.default_rng(8)
+    x, dy = ((rng.standard_normal(shape) + 3).astype(dtype) for _ in range(2))
+    mean, rstd = (rng.random((shape[0], 4)) + 0.5 for _ in range(2))
+    gamma = rng.random(shape[-1])
+    results = []
+    for least in (8, 10):
+        monkeypatch.setattr(program, "SOME_SAMPLES", least)
+        plan._make_plan.cache_clear()
+        dispatch._prepare.cache_clear()
+        out = np.full(shape, np.nan, dtype), *(np.full(shape[-1], np.nan) for _ in range(2))
+        results.append(
+            functional.group_norm_backward(
+                dy, x, mean, rstd, gamma, num_groups=4, channel_axis=3, out=out, backend="cpu"
+            )
+        )
+    plan._make_plan.cache_clear()
+    dispatch._prepare.cache_clear()
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.isfinite(one).all()
+
+
 def test_c_callers_run_a_plan_by_address():
     entry = ctypes.CFUNCTYPE(
         ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p

@@ -128,12 +128,11 @@ def clear(flat, address, length):
 
 
 @jit.inner
-def block_sums(fmt, flat, params, addresses, workspace, index):
+def block_sums(fmt, flat, params, addresses, workspace, first, last):
     """The sums of a few blocks of rows."""
     columns = params[slots.WIDTH]
     blocks = params[slots.BLOCKS]
-    first = index * params[slots.PER_TASK]
-    for block in range(first, min(first + params[slots.PER_TASK], blocks * params[slots.SAMPLES])):
+    for block in range(first, last):
         sample = block // blocks
         row = (block - sample * blocks) * params[slots.BLOCK]
         end = min(row + params[slots.BLOCK], params[slots.ROWS])
@@ -157,7 +156,6 @@ def block_sums(fmt, flat, params, addresses, workspace, index):
                 params[slots.SIDE_BY_SIDE] != 0,
             )
             row += rows
-    return 0
 
 
 @jit.inner
@@ -216,14 +214,12 @@ def write_rows(
 
 
 @jit.inner
-def block_gradients(fmt, flat, params, addresses, workspace, index):
+def block_gradients(fmt, flat, params, addresses, workspace, first, last):
     """The gradients of a few blocks of rows."""
     columns = params[slots.WIDTH]
     blocks = params[slots.BLOCKS]
-    # Backwards: what was summed last may still be in the cache.
-    last = blocks * params[slots.SAMPLES] - index * params[slots.PER_TASK]
     streaming = params[slots.STREAM_DX] != 0
-    for block in range(max(last - params[slots.PER_TASK], 0), last):
+    for block in range(first, last):
         sample = block // blocks
         row = (block - sample * blocks) * params[slots.BLOCK]
         end = min(row + params[slots.BLOCK], params[slots.ROWS])
@@ -250,7 +246,6 @@ def block_gradients(fmt, flat, params, addresses, workspace, index):
             row += rows
     if streaming:
         fence()
-    return 0
 
 
 @jit.inner
@@ -351,24 +346,30 @@ def group_factors(flat, params, addresses, workspace, sample, first, last):
                 at += size_of(flat)
 
 
+@jit.inner
+def spread(flat, params, addresses, workspace, sample):
+    """Give every column of a sample its mean."""
+    columns = params[slots.COLUMNS]
+    channels = params[slots.CHANNELS]
+    target = workspace + params[slots.AT_COEFFICIENTS] + sample * 4 * columns * size_of(flat)
+    if params[slots.BY_ROW]:
+        for group in range(params[slots.GROUPS]):
+            statistic = sample * params[slots.GROUPS] + group
+            mean = entry(params, addresses, workspace, slots.MEAN, statistic, 0.0)
+            for _ in range(channels):
+                write(flat, target, mean)
+                target += size_of(flat)
+    else:
+        for column in range(params[slots.WIDTH]):
+            mean = entry(params, addresses, workspace, slots.MEAN, column % columns, 0.0)
+            write(flat, target + column * size_of(flat), mean)
+
+
 def spread_means(flat):
     """The task that gives every column of a sample its mean."""
 
     def spread_means_task(params, addresses, workspace, argument, sample):
-        columns = params[slots.COLUMNS]
-        channels = params[slots.CHANNELS]
-        target = workspace + params[slots.AT_COEFFICIENTS] + sample * 4 * columns * size_of(flat)
-        if params[slots.BY_ROW]:
-            for group in range(params[slots.GROUPS]):
-                statistic = sample * params[slots.GROUPS] + group
-                mean = entry(params, addresses, workspace, slots.MEAN, statistic, 0.0)
-                for _ in range(channels):
-                    write(flat, target, mean)
-                    target += size_of(flat)
-        else:
-            for column in range(params[slots.WIDTH]):
-                mean = entry(params, addresses, workspace, slots.MEAN, column % columns, 0.0)
-                write(flat, target + column * size_of(flat), mean)
+        spread(flat, params, addresses, workspace, sample)
         return 0
 
     return spread_means_task
@@ -378,7 +379,10 @@ def blocks_in(fmt, flat):
     """The task that sums blocks of rows."""
 
     def blocks_in_task(params, addresses, workspace, argument, index):
-        return block_sums(fmt, flat, params, addresses, workspace, index)
+        first = index * params[slots.PER_TASK]
+        last = min(first + params[slots.PER_TASK], params[slots.BLOCKS] * params[slots.SAMPLES])
+        block_sums(fmt, flat, params, addresses, workspace, first, last)
+        return 0
 
     return blocks_in_task
 
@@ -387,9 +391,31 @@ def blocks_out(fmt, flat):
     """The task that writes blocks of rows."""
 
     def blocks_out_task(params, addresses, workspace, argument, index):
-        return block_gradients(fmt, flat, params, addresses, workspace, index)
+        # Backwards: what was summed last may still be in the cache.
+        last = params[slots.BLOCKS] * params[slots.SAMPLES] - index * params[slots.PER_TASK]
+        first = max(last - params[slots.PER_TASK], 0)
+        block_gradients(fmt, flat, params, addresses, workspace, first, last)
+        return 0
 
     return blocks_out_task
+
+
+def samples(fmt, flat):
+    """The task that takes a sample of group norm from sums to gradients, while it is cached."""
+
+    def samples_task(params, addresses, workspace, argument, sample):
+        columns = params[slots.COLUMNS]
+        blocks = params[slots.BLOCKS]
+        block = sample * blocks
+        spread(flat, params, addresses, workspace, sample)
+        block_sums(fmt, flat, params, addresses, workspace, block, block + blocks)
+        join_columns(flat, params, workspace, sample, 0, columns)
+        group_factors(flat, params, addresses, workspace, sample, 0, columns)
+        for back in range(block + blocks - 1, block - 1, -1):
+            block_gradients(fmt, flat, params, addresses, workspace, back, back + 1)
+        return 0
+
+    return samples_task
 
 
 def join_blocks(flat):

@@ -28,6 +28,9 @@ STREAM_SEGMENT = 1024
 # Four rows are summed side by side where they are narrow, or all of x and dy fits a cache.
 NARROW_BYTES = 256
 NEAR_BYTES = 4 << 20
+# Samples of group norm up to this size are written while they are in a cache, where there are some.
+SAMPLE_BYTES = 6 << 20
+SOME_SAMPLES = 8
 # Dense rows of fewer channels are taken several as one.
 FOLD_COLUMNS = 128
 
@@ -294,11 +297,19 @@ class Program:
         params[slots.AT_COEFFICIENTS] = self.reserve(samples * 4 * width * self.flat.itemsize)
         params[slots.AT_SUMS] = self.reserve(samples * 2 * width * 8)
         work = _up(samples * blocks, params[slots.PER_TASK])
-        if needs.x:
-            self.phase("spread_means", samples, self.flat)
         if needs.sum_dy:
             parts = samples * blocks * 2 * width * self.flat.itemsize
             params[slots.AT_PARTS] = self.reserve(parts)
+        # Both passes read x and dy; where only one is made there is nothing to find in the cache.
+        both = needs.sum_xmu and self.spec.dx is not None
+        near = 2 * rows * width * self.format.itemsize <= SAMPLE_BYTES
+        if by_row and both and near and samples >= SOME_SAMPLES:
+            self.phase("samples", samples, self.format, self.flat)
+            self._join_samples()
+            return
+        if needs.x:
+            self.phase("spread_means", samples, self.flat)
+        if needs.sum_dy:
             self.phase("blocks_in", work, self.format, self.flat)
         self.phase("join_blocks", samples * params[slots.CHUNKS], self.flat)
         if self.spec.dx is not None:

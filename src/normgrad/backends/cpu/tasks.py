@@ -18,6 +18,7 @@ _FACTORIES: dict[str, Any] = {
     "blocks_out": columns.blocks_out,
     "join_blocks": columns.join_blocks,
     "join_samples": columns.join_samples,
+    "samples": columns.samples,
     "rows": rows.rows,
     "spread_gamma": rows.spread_gamma,
     "join_rows": rows.join_rows,
