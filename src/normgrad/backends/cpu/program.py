@@ -23,7 +23,7 @@ FEW_SLABS = 32
 BLOCK_ROWS = 128
 JOINED_COLUMNS = 256
 # Past this size of x, dy and dx together the results will not be found in a cache anyway.
-STREAM_BYTES = 24 << 20
+STREAM_BYTES = 12 << 20
 STREAM_SEGMENT = 1024
 # Four rows are summed side by side where they are narrow, or all of x and dy fits a cache.
 NARROW_BYTES = 256
