@@ -16,8 +16,11 @@ from normgrad.spec import ROLES
 if TYPE_CHECKING:
     from normgrad.plan import Plan
 
-# Below this many elements (about 20 us of work) waking a helper costs more than it gives.
-PARALLEL_ELEMENTS = 65536
+# Below this many elements (about 80 us of work) waking a helper costs more than it gives: its
+# turn at the interpreter lock comes 20 us late and more.
+PARALLEL_ELEMENTS = 262144
+# What each thread should have to do at least.
+THREAD_ELEMENTS = 32768
 
 _Addresses = ctypes.c_int64 * len(ROLES)
 _Sync = ctypes.c_int64 * (driver.SYNC_BYTES // 8)
@@ -73,7 +76,7 @@ def compiled(plan: "Plan") -> Compiled | None:
 
 
 def _threads(config: Config) -> int:
-    return min(pool.thread_count(), -(-config.elements // (PARALLEL_ELEMENTS // 2)))
+    return min(pool.thread_count(), -(-config.elements // THREAD_ELEMENTS))
 
 
 def _interpret(
