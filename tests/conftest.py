@@ -15,6 +15,7 @@ else:
 
 
 def _forget_plans() -> None:
+    dispatch._known.clear()
     dispatch._prepare.cache_clear()
     plan._make_plan.cache_clear()
 

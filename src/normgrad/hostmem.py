@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import sys
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,31 @@ STORAGE: "dict[str, np.dtype[Any]]" = {
 }
 
 
+# From here on huge pages pay: 134 MB of fresh memory take 80 ms to touch without, 20 with them.
+HUGE = 4 << 20
+_PAGE = 4096
+_MADV_HUGEPAGE = 14
+
+
+def ask_huge_pages(address: int, nbytes: int) -> None:
+    """Advice to Linux about memory that nobody has touched yet; elsewhere nothing."""
+    madvise = _madvise()
+    if madvise is not None:
+        start = -(-address // _PAGE) * _PAGE
+        madvise(start, (address + nbytes) // _PAGE * _PAGE - start, _MADV_HUGEPAGE)
+
+
+@functools.cache
+def _madvise() -> Any:
+    if not sys.platform.startswith("linux"):
+        return None
+    function = getattr(ctypes.CDLL(None), "madvise", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
+
+
+@functools.lru_cache(maxsize=4096)
 @functools.lru_cache(maxsize=4096)
 def byte_range(tensor: TensorSpec) -> tuple[int, int]:
     """The bytes a view covers, first and one past the last, relative to its first element."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from normgrad import backends
+from normgrad.backends.base import Compiled
 from normgrad.dtypes import compute_dtype
 from normgrad.errors import BackendError, OptionError
 from normgrad.geometry import Geometry, geometry_of, reshaped_strides
@@ -36,6 +37,11 @@ class Plan:
         """
         if not self.idle:
             self.backend.run(self, addresses, workspace, stream)
+
+    def compiled(self) -> Compiled | None:
+        """The plan for callers outside Python, where its backend has such a thing."""
+        offer = getattr(self.backend, "compiled", None)
+        return offer(self) if offer is not None and self.spec.wanted else None
 
     def strides4(self, role: str) -> tuple[int, ...] | None:
         """Strides of a role's tensor in the canonical view; None where only a copy has it."""

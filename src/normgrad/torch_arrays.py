@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from normgrad import hostmem
 from normgrad.errors import ArrayTypeError, DeviceError
 from normgrad.spec import TensorSpec
 
@@ -37,6 +38,14 @@ def _place(array: torch.Tensor, name: str) -> str:
 def _device(name: str) -> torch.device:
     """A device by name; torch would parse the name on every call."""
     return torch.device(name)
+
+
+def _prepared(array: torch.Tensor) -> int:
+    """The address of a new tensor; large ones on the host ask for huge pages, as NumPy's do."""
+    address = array.data_ptr()
+    if array.nbytes >= hostmem.HUGE and array.is_cpu:
+        hostmem.ask_huge_pages(address, array.nbytes)
+    return address
 
 
 class TorchKind:
@@ -76,11 +85,11 @@ class TorchKind:
         ):
             array = torch.empty_like(like)  # a third faster
             if array.stride() == tensor.strides and array.shape == tensor.shape:
-                return array, array.data_ptr()
+                return array, _prepared(array)
         array = torch.empty_strided(
             tensor.shape, tensor.strides, dtype=_TYPES[tensor.dtype], device=_device(device)
         )
-        return array, array.data_ptr()
+        return array, _prepared(array)
 
     def finish(self, array: torch.Tensor, like: Any) -> torch.Tensor:
         """The tensor itself."""

@@ -147,3 +147,15 @@ def test_a_plan_prints_what_was_decided():
 def test_cpu_arrays_go_to_this_backend():
     spec = _batch_spec(TensorSpec.contiguous((4, 6, 35), "float32"))
     assert make_plan(spec).backend.name == "cpu"
+
+
+def test_large_new_torch_results_on_huge_pages():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(2, 16, 200, 201)  # 5 MB, no multiple of a page
+    dy = torch.randn_like(x)
+    ones = torch.ones(16)
+    given = tuple(torch.full_like(tensor, torch.nan) for tensor in (x, ones, ones))
+    vectors = (ones, None, None, ones, ones)
+    new = functional.batch_norm_backward(dy, x, *vectors, backend="cpu")
+    functional.batch_norm_backward(dy, x, *vectors, out=given, backend="cpu")
+    assert all(torch.equal(one, other) for one, other in zip(new, given, strict=True))

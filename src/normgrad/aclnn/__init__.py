@@ -17,7 +17,6 @@ from normgrad.aclnn.executor import (
     aclDestroyAclOpExecutor,
     aclOpExecutor,
     aclSetAclOpExecutorRepeatable,
-    check_stage_one_results,
 )
 from normgrad.aclnn.group_norm import (
     aclnnGroupNormBackward,

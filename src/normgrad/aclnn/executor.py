@@ -71,16 +71,6 @@ def no_stage_one(status: Status) -> StageOneAnswer:
     return status, 0, None
 
 
-@operator_status
-def check_stage_one_results(hasWorkspaceSize: bool, hasExecutor: bool) -> Status:
-    """For callers with out-pointers: 161001 where one is null, before any other check."""
-    if not hasWorkspaceSize:
-        fail(NULLPTR, "workspaceSize must not be null")
-    if not hasExecutor:
-        fail(NULLPTR, "executor must not be null")
-    return ACL_SUCCESS
-
-
 def stage_one(
     page: Operator,
     tensors: tuple[Any, ...],

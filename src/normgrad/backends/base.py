@@ -1,12 +1,26 @@
 """What a backend is."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from normgrad.geometry import Geometry
     from normgrad.plan import Plan
     from normgrad.spec import Spec
+
+
+class Compiled(NamedTuple):
+    """A plan as C code can run it: ``int32_t entry(block, addresses, workspace, sync)``.
+
+    ``addresses`` are in the order of ``ROLES``. Threads that call the entry with one ``sync`` of
+    ``sync_bytes`` zeros share the work; with a null one the caller does it all. ``helpers`` is how
+    many more threads the size is worth. The plan owns ``block``.
+    """
+
+    entry: int
+    block: int
+    helpers: int
+    sync_bytes: int
 
 
 class Backend(Protocol):

@@ -12,6 +12,8 @@ from normgrad.errors import NormgradError
 # verb: what it is for. Each has a module of its name with `add_arguments(parser)` and `run(args)`.
 VERBS = {
     "bench": "time the operators and others' against the speed of memory, results checked first",
+    "build-capi": "build the C libraries for this interpreter",
+    "capi-flags": "print the compiler and linker flags of the C libraries",
     "check": "run the named cases against the float64 reference",
     "compare": "what got faster, slower or wrong between two runs of bench",
     "env": "print versions, hardware and the state of each backend",

@@ -77,13 +77,14 @@ class Launch(NamedTuple):
 class Arrangement:
     """A plan, and what must be looked at before it is bound to addresses. Made once for a plan."""
 
-    __slots__ = ("_meetings", "_workspace_bytes", "names", "plan")
+    __slots__ = ("_workspace_bytes", "meetings", "names", "plan")
 
     def __init__(self, plan: Plan, names: Mapping[str, str]) -> None:
         self.plan = plan
         self.names = names
         self._workspace_bytes = _padded(plan.workspace_bytes)
-        self._meetings = _meetings(plan)
+        # Pairs of slots that must not meet, and whether the very same view may.
+        self.meetings = _meetings(plan)
 
     @property
     def workspace_bytes(self) -> int:
@@ -96,7 +97,7 @@ class Arrangement:
         Raises OverlapError where two results lie over each other.
         """
         addresses = tuple([None if span is None else span.address for span in spans])
-        for result, other, same_layout in self._meetings:
+        for result, other, same_layout in self.meetings:
             one, two = spans[result], spans[other]
             if (
                 one is not None

@@ -13,7 +13,6 @@ from normgrad.infiniop.batch_norm import (
 )
 from normgrad.infiniop.constants import *
 from normgrad.infiniop.descriptors import (
-    check_result,
     infiniopCreateHandle,
     infiniopCreateTensorDescriptor,
     infiniopDestroyHandle,

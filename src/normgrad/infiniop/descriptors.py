@@ -61,14 +61,6 @@ def _no_tensor(status: Status) -> TensorAnswer:
     return status, None
 
 
-@status_only
-def check_result(hasResult: bool, function: str, name: str) -> Status:
-    """For callers with out-pointers: status 4 where the handle's or tensor's is null."""
-    if not hasResult:
-        fail(NULL_POINTER, f"{function}: {name} must not be null")
-    return SUCCESS
-
-
 @reports(_no_handle)
 def infiniopCreateHandle() -> HandleAnswer:
     """Status, and a handle of the calling thread's device."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from normgrad.backends.base import Compiled
 from normgrad.geometry import Geometry
 from normgrad.spec import Spec
 
@@ -45,6 +46,11 @@ class CpuBackend:
     ) -> None:
         """Through the compiled entry, with as many threads as the size is worth."""
         _engine().run(plan, addresses, workspace)
+
+    def compiled(self, plan: "Plan") -> Compiled | None:
+        """The entry for callers outside Python; none where kernels are interpreted."""
+        offer: Compiled | None = _engine().compiled(plan)
+        return offer
 
 
 @functools.cache

@@ -130,7 +130,7 @@ def clear(flat, address, length):
 @jit.inner
 def block_sums(fmt, flat, params, addresses, workspace, index):
     """The sums of a few blocks of rows."""
-    columns = params[slots.COLUMNS]
+    columns = params[slots.WIDTH]
     blocks = params[slots.BLOCKS]
     first = index * params[slots.PER_TASK]
     for block in range(first, min(first + params[slots.PER_TASK], blocks * params[slots.SAMPLES])):
@@ -218,7 +218,7 @@ def write_rows(
 @jit.inner
 def block_gradients(fmt, flat, params, addresses, workspace, index):
     """The gradients of a few blocks of rows."""
-    columns = params[slots.COLUMNS]
+    columns = params[slots.WIDTH]
     blocks = params[slots.BLOCKS]
     # Backwards: what was summed last may still be in the cache.
     last = blocks * params[slots.SAMPLES] - index * params[slots.PER_TASK]
@@ -265,7 +265,7 @@ def joined(flat, parts, blocks, stride, part):
 @jit.inner
 def join_columns(flat, params, workspace, sample, first, last):
     """Two rows of float64 sums over a sample's blocks, for some columns."""
-    columns = params[slots.COLUMNS]
+    columns = params[slots.WIDTH]
     blocks = params[slots.BLOCKS]
     stride = 2 * columns * size_of(flat)
     parts = workspace + params[slots.AT_PARTS] + sample * blocks * stride
@@ -283,10 +283,10 @@ def join_columns(flat, params, workspace, sample, first, last):
 @jit.inner
 def channel_factors(flat, params, addresses, workspace, first, last):
     """Batch norm: results and factors of some channels from their sums."""
-    columns = params[slots.COLUMNS]
+    width = params[slots.WIDTH]
     sums = workspace + params[slots.AT_SUMS]
     factors = workspace + params[slots.AT_COEFFICIENTS]
-    span = columns * size_of(flat)
+    span = width * size_of(flat)
     elements = count(params, workspace)
     own = params[slots.SUM_DY] != 0
     for column in range(first, last):
@@ -294,8 +294,10 @@ def channel_factors(flat, params, addresses, workspace, first, last):
         sum_dy = 0.0
         sum_xmu = 0.0
         if own:
-            sum_dy = read(F64, sums + column * 8)
-            sum_xmu = read(F64, sums + (columns + column) * 8)
+            for folded in range(params[slots.FOLDED]):
+                at = sums + (folded * params[slots.COLUMNS] + column) * 8
+                sum_dy += read(F64, at)
+                sum_xmu += read(F64, at + width * 8)
             put(params, addresses, workspace, slots.SUM_DY_VECTOR, column, sum_dy)
             put(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, sum_xmu)
             put(params, addresses, workspace, slots.DGAMMA, column, sum_xmu * rstd)
@@ -306,10 +308,11 @@ def channel_factors(flat, params, addresses, workspace, first, last):
                 sum_xmu = entry(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, 0.0)
             gamma = entry(params, addresses, workspace, slots.GAMMA, column, 1.0)
             b, c = slope_and_offset(params, False, rstd, gamma, elements, sum_dy, sum_xmu)
-            at = factors + column * size_of(flat)
-            write(flat, at + span, rstd * gamma)
-            write(flat, at + 2 * span, b)
-            write(flat, at + 3 * span, c)
+            for folded in range(params[slots.FOLDED]):
+                at = factors + (folded * params[slots.COLUMNS] + column) * size_of(flat)
+                write(flat, at + span, rstd * gamma)
+                write(flat, at + 2 * span, b)
+                write(flat, at + 3 * span, c)
 
 
 @jit.inner
@@ -363,8 +366,8 @@ def spread_means(flat):
                     write(flat, target, mean)
                     target += size_of(flat)
         else:
-            for column in range(columns):
-                mean = entry(params, addresses, workspace, slots.MEAN, column, 0.0)
+            for column in range(params[slots.WIDTH]):
+                mean = entry(params, addresses, workspace, slots.MEAN, column % columns, 0.0)
                 write(flat, target + column * size_of(flat), mean)
         return 0
 
@@ -397,7 +400,9 @@ def join_blocks(flat):
         first = (index - sample * params[slots.CHUNKS]) * params[slots.CHUNK]
         last = min(first + params[slots.CHUNK], params[slots.COLUMNS])
         if params[slots.SUM_DY]:
-            join_columns(flat, params, workspace, sample, first, last)
+            # Folded rows have few columns, all in one chunk.
+            end = params[slots.WIDTH] if params[slots.FOLDED] > 1 else last
+            join_columns(flat, params, workspace, sample, first, end)
         if params[slots.BY_ROW]:
             group_factors(flat, params, addresses, workspace, sample, first, last)
         else:

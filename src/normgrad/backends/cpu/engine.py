@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normgrad import hostmem
+from normgrad.backends.base import Compiled
 from normgrad.backends.cpu import driver, jit, pool, tasks
 from normgrad.backends.cpu.program import Config
 from normgrad.spec import ROLES
@@ -58,6 +59,17 @@ def run(plan: "Plan", addresses: Sequence[int | None], workspace: int | None) ->
         job = (config.block, given, workspace or 0, _Sync())
         pool.POOL.run(_entry(), job, threads - 1)
     del owner
+
+
+def compiled(plan: "Plan") -> Compiled | None:
+    """The plan as C runs it."""
+    config = plan.config
+    assert isinstance(config, Config)
+    if not jit.ENABLED:
+        return None
+    helpers = _threads(config) - 1 if config.elements >= PARALLEL_ELEMENTS else 0
+    block = ctypes.addressof(config.block)
+    return Compiled(entry_address(), block, helpers, driver.SYNC_BYTES)
 
 
 def _threads(config: Config) -> int:

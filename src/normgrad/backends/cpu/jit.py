@@ -54,20 +54,25 @@ def cache_folder() -> Path | None:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     name = f"normgrad-cpu-{digest.hexdigest()[:16]}"
-    places = []
     if numba.config.CACHE_DIR:
-        places.append(Path(numba.config.CACHE_DIR))
+        own = Path(numba.config.CACHE_DIR)
     elif (caches := os.environ.get("XDG_CACHE_HOME")) and Path(caches).is_absolute():
-        places.append(Path(caches) / "normgrad")
+        own = Path(caches) / "normgrad"
     else:
-        places.append(Path(os.path.expanduser("~/.cache")) / "normgrad")  # noqa: PTH111 (no raise)
+        own = Path(os.path.expanduser("~/.cache")) / "normgrad"  # noqa: PTH111 (never raises)
+    if _usable(own / name):
+        return own / name
     user = getattr(os, "getuid", lambda: "user")()
-    places.append(Path(tempfile.gettempdir()) / f"normgrad-{user}")
-    return next((place / name for place in places if _usable(place / name)), None)
+    try:
+        shared = Path(tempfile.gettempdir()) / f"normgrad-{user}"
+    except OSError:  # there is no such folder
+        return None
+    # Everybody can make folders in the temporary one: ours must be ours at both levels.
+    return shared / name if _usable(shared) and _usable(shared / name) else None
 
 
 def _usable(folder: Path) -> bool:
-    """Whether it is ours and can be written: what lies there will be executed."""
+    """Whether it is ours alone and can be written: what lies there will be executed."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

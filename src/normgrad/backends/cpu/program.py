@@ -28,6 +28,8 @@ STREAM_SEGMENT = 1024
 # Four rows are summed side by side where they are narrow, or all of x and dy fits a cache.
 NARROW_BYTES = 256
 NEAR_BYTES = 4 << 20
+# Dense rows of fewer channels are taken several as one.
+FOLD_COLUMNS = 128
 
 _DATA = {"dy": slots.DY, "x": slots.X, "dx": slots.DX}
 _VECTORS = {
@@ -138,17 +140,16 @@ class Program:
         params[slots.SUM_XMU] = int(needs.sum_xmu)
         params[slots.CORRECTION] = needs.correction
         params[slots.WRITE_DX] = int(spec.dx is not None)
-        large = 3 * geometry.size * self.format.itemsize > STREAM_BYTES
-        in_place = "dx" not in self.arrangement.copied
-        # Segments may begin and end inside lines, which cannot be streamed: short ones must not.
-        length = geometry.inner
-        if self.arrangement.order != "channels-first":
-            length = geometry.parameters
-        length *= self.format.itemsize
-        short = length % 64 != 0 and length < STREAM_SEGMENT
-        params[slots.STREAM_DX] = int(spec.dx is not None and large and in_place and not short)
         params[slots.FROM_VARIANCE] = int(spec.rstd_is == "variance")
         (params[slots.EPS],) = struct.unpack("q", struct.pack("d", spec.eps))
+
+    def _stream(self, length: int) -> None:
+        """Write dx past the cache where it is large, and not in pieces of lines."""
+        large = 3 * self.geometry.size * self.format.itemsize > STREAM_BYTES
+        in_place = self.spec.dx is not None and "dx" not in self.arrangement.copied
+        nbytes = length * self.format.itemsize
+        whole = nbytes % 64 == 0 or nbytes >= STREAM_SEGMENT
+        self.params[slots.STREAM_DX] = int(large and in_place and whole)
 
     def _data(self, role: str) -> None:
         tensor = self.spec.tensor(role)
@@ -222,6 +223,7 @@ class Program:
         elements = segments * geometry.inner
         params[slots.SLABS] = slabs
         params[slots.SEGMENTS] = segments
+        self._stream(geometry.inner)
         if by_row:
             params[slots.AT_SUMS] = self.reserve(2 * geometry.outer * geometry.parameters * 8)
         if slabs < FEW_SLABS and elements >= 2 * TASK_ELEMENTS:
@@ -258,23 +260,29 @@ class Program:
         samples = geometry.outer if by_row else 1
         rows = geometry.inner if by_row else geometry.outer * geometry.inner
         params[slots.SAMPLES] = samples
-        params[slots.ROWS] = rows
         self._row_steps(rows, by_row)
-        narrow = columns * self.format.itemsize <= NARROW_BYTES
+        folded = 1 if by_row else self._fold(rows, columns)
+        rows //= folded
+        width = columns * folded
+        params[slots.ROWS] = rows
+        params[slots.FOLDED] = folded
+        self._stream(width)
+        params[slots.WIDTH] = width
+        narrow = width * self.format.itemsize <= NARROW_BYTES
         near = 2 * geometry.size * self.format.itemsize <= NEAR_BYTES
         params[slots.SIDE_BY_SIDE] = int(narrow or near)
-        block = self._blocks(samples, rows, columns)
+        block = self._blocks(samples, rows, width)
         blocks = _up(rows, block)
         chunk = geometry.channels * _up(JOINED_COLUMNS, max(geometry.channels, 1))
         params[slots.CHUNK] = chunk = max(chunk if by_row else JOINED_COLUMNS, 1)
         params[slots.CHUNKS] = _up(columns, chunk)
-        params[slots.AT_COEFFICIENTS] = self.reserve(samples * 4 * columns * self.flat.itemsize)
-        params[slots.AT_SUMS] = self.reserve(samples * 2 * columns * 8)
+        params[slots.AT_COEFFICIENTS] = self.reserve(samples * 4 * width * self.flat.itemsize)
+        params[slots.AT_SUMS] = self.reserve(samples * 2 * width * 8)
         work = _up(samples * blocks, params[slots.PER_TASK])
         if needs.x:
             self.phase("spread_means", samples, self.flat)
         if needs.sum_dy:
-            parts = samples * blocks * 2 * columns * self.flat.itemsize
+            parts = samples * blocks * 2 * width * self.flat.itemsize
             params[slots.AT_PARTS] = self.reserve(parts)
             self.phase("blocks_in", work, self.format, self.flat)
         self.phase("join_blocks", samples * params[slots.CHUNKS], self.flat)
@@ -299,6 +307,20 @@ class Program:
             elif evenly and inner == 1:
                 params[slot + slots.BY_INNER] = params[slot + slots.BY_OUTER]
 
+    def _fold(self, rows: int, columns: int) -> int:
+        """How many rows of few channels are taken as one: vectors want 16 columns."""
+        params = self.params
+        if not 0 < columns < FOLD_COLUMNS or columns % 16 == 0 or params[slots.RUN] != rows:
+            return 1
+        steps = [_DATA[role] + slots.BY_INNER for role in self.needs.data]
+        if any(params[step] != columns * self.format.itemsize for step in steps):
+            return 1
+        folded = next((count for count in (16, 8, 4, 2) if rows % count == 0), 1)
+        for step in steps:
+            params[step] *= folded
+        params[slots.RUN] = max(rows // folded, 1)
+        return folded
+
     def _blocks(self, samples: int, rows: int, columns: int) -> int:
         """Rows of a block: enough blocks for many cores, and few enough to join quickly."""
         # Joining a block costs what two of its rows cost.
@@ -315,6 +337,8 @@ class Program:
         rows, columns = geometry.outer, geometry.channels
         params[slots.ROWS] = rows
         params[slots.SAMPLES] = 1
+        params[slots.WIDTH] = columns
+        self._stream(columns)
         block = self._blocks(1, rows, columns)
         blocks = _up(rows, block)
         gamma_slot = len(params)

@@ -40,7 +40,7 @@ _DEPTH = 128
 # Segments of up to this many bytes are too short for the processor to see them coming.
 _SHORT = 256
 _AHEAD = 4
-# How far ahead lines are asked for in long ones, in bytes: 1024 is too near, 1536 nearly enough.
+# How far ahead lines are asked for in long ones, in bytes: 1024 gave nothing.
 _FAR = 2560
 
 

@@ -45,9 +45,6 @@ AT_SUMS: Final = 29  # float64 sums
 AT_PARTS: Final = 30  # partial sums of units or blocks
 AT_COEFFICIENTS: Final = 31
 
-# Whether four rows are summed side by side; it lies behind dy's strides.
-SIDE_BY_SIDE: Final = 39
-
 # Data: place, then strides of (outer, group, channel, inner, sample).
 DY: Final = 32
 X: Final = 40
@@ -71,8 +68,13 @@ CODE: Final = 1
 STRIDE: Final = 2
 LENGTH: Final = 3
 
+# Rows of channels last.
+SIDE_BY_SIDE: Final = 88  # four of them are summed at a time
+FOLDED: Final = 89  # rows of few channels that are taken as one
+WIDTH: Final = 90  # columns of such a row: FOLDED * COLUMNS
+
 # The phases: address of the task function, number of tasks, an argument.
-TABLE: Final = 88
+TABLE: Final = 96
 PER_PHASE: Final = 3
 MAX_PHASES: Final = 24
 # Descriptions of copies follow.

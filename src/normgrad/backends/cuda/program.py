@@ -119,11 +119,11 @@ class Builder:
             return Ref(role, 0, tensor.dtype)
         return self.pack(role)
 
-    def pack(self, role: str) -> Ref:
-        """A row-major copy of an operand in the workspace."""
+    def pack(self, role: str, dtype: str | None = None) -> Ref:
+        """A row-major copy of an operand in the workspace, of another type if need be."""
         tensor = self.spec.tensor(role)
         assert tensor is not None
-        ref = self.scratch(tensor.size, tensor.dtype)
+        ref = self.scratch(tensor.size, dtype or tensor.dtype)
         self.steps.append(_copy(Ref(role, 0, tensor.dtype), tensor.strides, ref, tensor, None))
         return ref
 

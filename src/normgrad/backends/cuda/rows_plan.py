@@ -8,7 +8,8 @@ from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
 
-_LONGEST = 8192  # columns that a block of 8 warps keeps in registers with their sums
+_LONGEST = 12288  # columns that a block of 16 warps keeps in registers with their sums
+_WIDEST = 16384  # the same without the sums
 _LONGER = 65536  # columns of a row that one block reads twice, the second time from the L2 cache
 
 
@@ -50,7 +51,7 @@ def chunks_of(cols: int, least: int) -> tuple[int, int]:
     cut into tiles of 4096.
     """
     best = (power_of_two(cols), 1)
-    if best[0] > 2 * _LONGEST:
+    if cols > _WIDEST or 8192 < cols <= _LONGEST:
         return 4096, ceil_div(cols, 4096)
     waste = best[0] / cols
     chunk = best[0] // 2
@@ -82,8 +83,8 @@ def _whole_rows(
     width = chunk * chunks
     # Measured on an H200: 4 warps up to 1024 columns (and for uneven rows), 8 up to 8192, with 32
     # elements a thread; more programs a multiprocessor only where there is much to do.
-    again = width > 2 * _LONGEST
-    warps = 16 if width > _LONGEST else 4 if width <= 1024 or chunks > 1 else 8
+    again = width > _WIDEST
+    warps = 16 if width > 8192 else 4 if width <= 1024 or chunks > 1 else 8
     per = 1 if warps >= 8 else 3 if rows * cols >= 1 << 25 and chunks == 1 else 2
     held = 4 * vector * warps * 32
     tile_rows = max(1, power_of_two(held // width + 1) // 2)

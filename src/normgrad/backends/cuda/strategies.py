@@ -214,6 +214,7 @@ def add_apply(
         arguments |= {"rows": rows, "pieces": pieces, "run": layout.inner // align}
         arguments |= _steps(layout, "channel", align)
         constants |= {"ROWS": tile_rows, "COLS": cols, "ALIGN": align}
+        constants["WIDE"] = rows + tile_rows >= 1 << 31
         grid: tuple[int, ...] = (ceil_div(rows, tile_rows),)
         builder.launch("apply.plane_apply", grid, arguments, constants, warps=2)
         return

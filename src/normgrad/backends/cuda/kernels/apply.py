@@ -62,6 +62,7 @@ def plane_apply(
     CORRECT: tl.constexpr,
     VARIANCE: tl.constexpr,
     REVERSE: tl.constexpr,
+    WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     COUNTS: tl.constexpr,
@@ -69,7 +70,9 @@ def plane_apply(
     COMPUTE: tl.constexpr,
 ):
     """Channels first; strides and ``run`` come divided by ALIGN."""
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0)
+    if WIDE:
+        program = program.to(tl.int64)
     if REVERSE:  # what the first pass read last is still in the cache
         program = tl.num_programs(0) - 1 - program
     row = program * ROWS + tl.arange(0, ROWS)
@@ -77,8 +80,9 @@ def plane_apply(
     plane = row // pieces
     inside = ((row % pieces) * COLS)[:, None] + tl.arange(0, COLS)[None, :]
     mask = ok[:, None] & (inside < run * ALIGN)
-    outer = plane // channels
-    channel = plane % channels
+    # Divided as narrow as can be (64-bit divisions are slow), then wide enough for any offset.
+    outer = (plane // channels).to(tl.int64)
+    channel = (plane % channels).to(tl.int64)
     at = (outer * dy_outer + channel * dy_channel)[:, None] * ALIGN + inside
     wide_dy = tl.load(dy + at, mask=mask, other=0.0).to(COMPUTE)
     wide_x = wide_dy

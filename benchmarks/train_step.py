@@ -1,0 +1,237 @@
+"""Time of a training step of the example models: torch as it is, and with ``enable()``.
+
+    PYTHONPATH=src python3 benchmarks/train_step.py --device cuda --json steps.json
+
+A step is forward, backward and optimizer. Both sides run the same model on the same data, their
+steps interleaved so that a slow moment of the machine hits both. Reported are the median and the
+best: the latter is what a busy machine disturbs least. Before anything is timed the gradients of
+both are compared.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import normgrad.torch
+from normgrad.cli import terminal
+from normgrad.cli.env import environment
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import example_models
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to train one model."""
+
+    model: str
+    precision: str
+    channels_last: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured; times in milliseconds."""
+
+    model: str
+    shape: tuple[int, ...]
+    precision: str
+    channels_last: bool
+    torch_ms: float  # medians
+    normgrad_ms: float
+    gain: float  # torch's time over ours
+    torch_best_ms: float
+    normgrad_best_ms: float
+    best_gain: float
+    ours: int  # backward calls that we took, per step
+    torchs: int  # those that went to torch
+    difference: float  # of the gradients, relative to their size
+    reasons: list[str]
+
+
+def settings(device: str) -> list[Setting]:
+    """Every model; images also channels-last; on CUDA also in bfloat16 autocast."""
+    precisions = ("float32", "bf16 autocast") if device == "cuda" else ("float32",)
+    return [
+        Setting(model, precision, channels_last)
+        for model in example_models.NAMES
+        for precision in precisions
+        for channels_last in ((False, True) if model != "transformer" else (False,))
+    ]
+
+
+class Trainer:
+    """A model, its data and its optimizer on a device."""
+
+    def __init__(self, setting: Setting, device: str) -> None:
+        torch.manual_seed(0)
+        example = example_models.make(setting.model, device)
+        self.shape = example.shape
+        self.autocast = setting.precision == "bf16 autocast"
+        self.device = device
+        self.model = example.model.to(device)
+        self.x = torch.randn(example.shape, device=device)
+        if setting.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+            self.x = self.x.contiguous(memory_format=torch.channels_last)
+        self.target = torch.randint(0, 10, example.shape[:1], device=device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+
+    def gradients(self) -> None:
+        """Forward and backward."""
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
+            scores = self.model(self.x)
+        torch.nn.functional.cross_entropy(scores.float(), self.target).backward()
+
+    def step(self) -> None:
+        """A whole training step."""
+        self.gradients()
+        self.optimizer.step()
+
+    def difference(self) -> float:
+        """Distance between torch's gradients and ours, relative to their length."""
+        self.gradients()
+        torchs = [parameter.grad.clone() for parameter in self.model.parameters()]
+        with normgrad.torch.enable():
+            self.gradients()
+        ours = [parameter.grad for parameter in self.model.parameters()]
+        distance = sum(
+            (one - other).double().square().sum() for one, other in zip(ours, torchs, strict=True)
+        )
+        length = sum(one.double().square().sum() for one in torchs)
+        return float((distance / length).sqrt())
+
+
+def clock(device: str) -> Callable[[Callable[[], None]], float]:
+    """A function that times another in milliseconds."""
+
+    def on_cpu(step: Callable[[], None]) -> float:
+        begin = time.perf_counter()
+        step()
+        return 1e3 * (time.perf_counter() - begin)
+
+    def on_cuda(step: Callable[[], None]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        step()
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end))
+
+    return on_cuda if device == "cuda" else on_cpu
+
+
+def measure(setting: Setting, device: str, rounds: int) -> Row:
+    """Check, warm up, then time both sides in turn."""
+    trainer = Trainer(setting, device)
+    difference = trainer.difference()
+    bound = 0.05 if trainer.autocast else 1e-3
+    if not difference < bound:
+        msg = f"{setting}: gradients differ by {difference:.3g} of their size (bound {bound})"
+        raise SystemExit(msg)
+    timer = clock(device)
+    sides: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+        "torch": contextlib.nullcontext,
+        "normgrad": normgrad.torch.enable,
+    }
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    normgrad.torch.report(reset=True)
+    for turn in range(3 + rounds):
+        for name, side in sides.items():
+            with side():
+                taken = timer(trainer.step)
+            if turn >= 3:
+                times[name].append(taken)
+    report = normgrad.torch.report(reset=True)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    best = {name: min(values) for name, values in times.items()}
+    return Row(
+        setting.model,
+        tuple(trainer.shape),
+        setting.precision,
+        setting.channels_last,
+        medians["torch"],
+        medians["normgrad"],
+        medians["torch"] / medians["normgrad"],
+        best["torch"],
+        best["normgrad"],
+        best["torch"] / best["normgrad"],
+        report.calls("normgrad") // (3 + rounds),
+        report.calls("torch") // (3 + rounds),
+        difference,
+        sorted({row.reason for row in report if row.reason}),
+    )
+
+
+def rows(device: str, rounds: int) -> Iterator[Row]:
+    """All settings, with a bar where there is a terminal."""
+    for setting in terminal.progress(settings(device), "training"):
+        yield measure(setting, device, rounds)
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=20, help="timed steps for each side")
+    parser.add_argument("--threads", type=int, help="of torch and of ours, on the CPU")
+    parser.add_argument("--json", type=Path, help="write every row to a file")
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+        os.environ["NORMGRAD_NUM_THREADS"] = str(args.threads)
+    measured = list(rows(args.device, args.rounds))
+    name = torch.cuda.get_device_name() if args.device == "cuda" else environment()["cpu"]
+    terminal.table(
+        f"training step on {name}, torch {torch.__version__}, median of {args.rounds}",
+        (
+            *("model", "precision", "channels-last", "torch ms", "ours ms", "gain"),
+            *("best of torch", "best of ours", "gain", "calls", "to torch"),
+        ),
+        [
+            (
+                row.model,
+                row.precision,
+                "yes" if row.channels_last else "no",
+                f"{row.torch_ms:.2f}",
+                f"{row.normgrad_ms:.2f}",
+                f"{row.gain:.2f}",
+                f"{row.torch_best_ms:.2f}",
+                f"{row.normgrad_best_ms:.2f}",
+                f"{row.best_gain:.2f}",
+                str(row.ours),
+                str(row.torchs),
+            )
+            for row in measured
+        ],
+    )
+    for reason in sorted({reason for row in measured for reason in row.reasons}):
+        print(f"to torch: {reason}")
+    if args.json:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        report = {
+            "date": today,
+            "device": str(name),
+            "rounds": args.rounds,
+            "threads": args.threads or torch.get_num_threads(),
+            "environment": environment(),
+            "rows": [asdict(row) for row in measured],
+        }
+        args.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

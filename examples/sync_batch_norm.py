@@ -1,0 +1,89 @@
+"""Synchronized batch norm on any number of ranks, on CPUs (gloo) or GPUs (nccl).
+
+    torchrun --nproc-per-node 2 examples/sync_batch_norm.py --steps 20
+
+Each rank draws batches of its own size, rank 1 an empty one now and then. At the end every rank has
+the same parameters and running statistics: the program checks that and says so.
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import normgrad.torch
+from normgrad.cli import terminal
+
+
+def make_model(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 10),
+    )
+    return normgrad.torch.convert_sync_batchnorm(model).to(device)
+
+
+def samples(rank: int, step: int) -> int:
+    """How many samples a rank has in a step: never the same on two ranks."""
+    return 0 if rank == 1 and step % 5 == 4 else 4 + 3 * rank
+
+
+def train(rank: int, device: torch.device, steps: int) -> nn.Module:
+    model = make_model(device)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(100 + rank)
+    total = sum(samples(other, 0) for other in range(dist.get_world_size()))
+    listed = list(range(steps))
+    for step in terminal.progress(listed, "training") if rank == 0 else listed:
+        count = samples(rank, step)
+        images = torch.randn(count, 3, 16, 16, generator=generator).to(device)
+        labels = torch.randint(0, 10, (count,), generator=generator).to(device)
+        loss = nn.functional.cross_entropy(wrapped(images), labels, reduction="sum")
+        optimizer.zero_grad()
+        # DDP averages gradients over ranks; this makes it the mean over all samples.
+        (loss * dist.get_world_size() / total).backward()
+        optimizer.step()
+    return model
+
+
+def same_everywhere(model: nn.Module) -> bool:
+    """Whether every rank has the same numbers, to the last bit."""
+    for tensor in model.state_dict().values():
+        first = tensor.clone()
+        dist.broadcast(first, 0)
+        if not torch.equal(first, tensor):
+            return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=20)
+    args = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    rank = dist.get_rank()
+    model = train(rank, device, args.steps)
+    same = torch.tensor(float(same_everywhere(model)), device=device)
+    dist.all_reduce(same, dist.ReduceOp.MIN)
+    if rank == 0:
+        words = "the same" if same.item() else "NOT the same"
+        print(f"{dist.get_world_size()} ranks, {args.steps} steps: {words} numbers on every rank")
+    dist.destroy_process_group()
+    if not same.item():
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Functions with C arrays among their arguments."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from normgrad.capi.bridge.handles import Handles
+from normgrad.capi.signatures import Function
+
+# No shape or mask is longer: a count beyond it is garbage, and must not be followed.
+_LONGEST: Final = 4096
+_GETTERS: Final = ("aclGetViewShape", "aclGetViewStrides", "aclGetStorageShape")
+
+
+def external(
+    handles: Handles,
+    function: Function,
+    target: Callable[..., Any],
+    null_result: Callable[[Function, str], int],
+) -> Callable[..., Any] | None:
+    """The call for C, if the function is one of these."""
+    ffi = handles.ffi
+
+    def copied(values: Any, count: int) -> Any:
+        return None if values == ffi.NULL else ffi.unpack(values, min(count, _LONGEST))
+
+    def made(kind: str, found: Any) -> int:
+        return 0 if found is None else handles.new(kind, found)
+
+    def tensor(
+        dims: Any,
+        rank: int,
+        dtype: int,
+        strides: Any,
+        offset: int,
+        format: int,
+        storage: Any,
+        storage_rank: int,
+        data: int,
+    ) -> int:
+        shape, steps = copied(dims, rank), copied(strides, rank)
+        stored = copied(storage, storage_rank)
+        arguments = (shape, rank, dtype, steps, offset, format, stored, storage_rank, data)
+        return made("TENSOR", target(*arguments))
+
+    def bool_array(values: Any, count: int) -> int:
+        return made("BOOL_ARRAY", target(copied(values, count), count))
+
+    def int_array(values: Any, count: int) -> int:
+        return made("INT_ARRAY", target(copied(values, count), count))
+
+    def descriptor(result: Any, rank: int, shape: Any, strides: Any, dtype: int) -> int:
+        if result == ffi.NULL:
+            return null_result(function, function.parameters[0].name)
+        status, found = target(rank, copied(shape, rank), copied(strides, rank), dtype)
+        if status == 0:
+            handle = handles.new("TENSOR_DESCRIPTOR", found)
+            if not handle:
+                raise MemoryError("too many tensor descriptors are alive")
+            result[0] = handle
+        return int(status)
+
+    def getter(pointer: int, values: Any, count: Any) -> int:
+        for place, given in ((1, values), (2, count)):
+            if given == ffi.NULL:
+                return null_result(function, function.parameters[place].name)
+        status, items, number = target(handles.find(pointer))
+        if status == 0:
+            room = handles.lib.malloc(max(number, 1) * 8)  # the caller frees it
+            if room == ffi.NULL:
+                raise MemoryError(f"{number} numbers")
+            copy = ffi.cast("int64_t*", room)
+            for place, item in enumerate(items):
+                copy[place] = item
+            values[0] = copy
+            count[0] = number
+        return int(status)
+
+    calls: dict[str, Callable[..., Any]] = {
+        "aclCreateTensor": tensor,
+        "aclCreateBoolArray": bool_array,
+        "aclCreateIntArray": int_array,
+        "infiniopCreateTensorDescriptor": descriptor,
+        **dict.fromkeys(_GETTERS, getter),
+    }
+    return calls.get(function.name)

@@ -1,0 +1,183 @@
+"""Every function of the headers, from C's arguments to the interface's function and back."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from normgrad import aclnn, infiniop
+from normgrad.aclnn.status import Status
+from normgrad.capi.bridge import arrays, operators
+from normgrad.capi.bridge.handles import Handles
+from normgrad.capi.generate import bridged
+from normgrad.capi.signatures import FACES, HANDLES, Function, Parameter
+from normgrad.device import memory, messages
+from normgrad.infiniop.constants import infiniStatus_t
+
+External = Callable[..., Any]
+
+# What a failure of this side itself returns: inside, and for want of memory.
+_FAILED: Final = {
+    "aclError": (Status.ACL_ERROR_INTERNAL_ERROR, Status.ACL_ERROR_BAD_ALLOC),
+    "aclnnStatus": (Status.ACLNN_ERR_INNER, Status.ACLNN_ERR_RUNTIME_ERROR),
+    "infiniStatus_t": (infiniStatus_t.INFINI_STATUS_INTERNAL_ERROR,) * 2,
+}
+# What a null pointer for a result returns.
+_NULL: Final = {
+    "aclError": Status.ACL_ERROR_INVALID_PARAM,
+    "aclnnStatus": Status.ACLNN_ERR_PARAM_NULLPTR,
+    "infiniStatus_t": infiniStatus_t.INFINI_STATUS_NULL_POINTER,
+}
+_BAD_PARAM: Final = (
+    "infiniopCreateBatchNormBackwardDescriptor",
+    "infiniopGetBatchNormBackwardWorkspaceSize",
+)
+
+
+def fill(handles: Handles) -> None:
+    """Define every function that the table will point to."""
+    ffi = handles.ffi
+    for function in bridged():
+        inside, no_memory = _FAILED.get(function.result, (0, 0))
+        call = _checked(_external(handles, function), function)
+        if function.name == "aclrtGetSocName":
+            inside = ffi.NULL
+        ffi.def_extern(
+            name=f"py_{function.name}",
+            error=inside,
+            onerror=_reporter(function.name, inside, no_memory),
+        )(call)
+    ffi.def_extern(name="py_recent", error=1, onerror=lambda *_: 1)(_recent(handles))
+
+
+def _external(handles: Handles, function: Function) -> External:
+    interface = infiniop if function.name.startswith("infini") else aclnn
+    target = getattr(interface, function.name)
+    for special in (arrays.external, operators.external):
+        call = special(handles, function, target, null_result)
+        if call is not None:
+            return call
+    return _plain(handles, function, target)
+
+
+def _plain(handles: Handles, function: Function, target: Callable[..., Any]) -> External:
+    """Handles become objects, results go through their pointers, ended handles are forgotten."""
+    null = handles.ffi.NULL
+    inputs = []
+    outputs = []
+    for place, parameter in enumerate(function.parameters):
+        if parameter.is_result:
+            outputs.append((place, parameter.name, _writer(handles, parameter.plain)))
+        else:
+            inputs.append((place, _reader(handles, parameter)))
+    end = _ender(handles, function)
+
+    def call(*args: Any) -> int:
+        for place, name, _ in outputs:
+            if args[place] == null:
+                return null_result(function, name)
+        values = [args[place] if read is None else read(args[place]) for place, read in inputs]
+        answer = target(*values)
+        status = answer[0] if outputs else answer
+        if status == 0:
+            for (place, _, write), value in zip(
+                outputs, answer[1:] if outputs else (), strict=True
+            ):
+                write(args[place], value)
+            if end is not None and args[0]:
+                end(args[0])
+        return int(status)
+
+    if function.name == "aclrtGetSocName":
+        return _text(handles, target)
+    return call
+
+
+def _reader(handles: Handles, parameter: Parameter) -> Callable[[Any], Any] | None:
+    if parameter.plain in FACES:
+        return handles.find_face
+    if parameter.handle:
+        return handles.find
+    if parameter.plain == "char*":
+        return lambda text: handles.ffi.string(text).decode("utf-8", "replace") if text else None
+    return None
+
+
+def _writer(handles: Handles, plain: str) -> Callable[[Any, Any], None]:
+    target = plain.removesuffix("*")
+    kind = HANDLES.get(target)
+
+    def value(pointer: Any, found: Any) -> None:
+        pointer[0] = int(found)
+
+    def handle(pointer: Any, found: Any) -> None:
+        assert kind is not None
+        number = handles.new(kind, found)
+        if number and target in FACES:
+            number = handles.lib.face_new(number, found.device, found.device_id)
+        if not number:
+            raise MemoryError(f"too many objects of type {target} are alive")
+        pointer[0] = number
+
+    return value if kind is None else handle
+
+
+def _ender(handles: Handles, function: Function) -> Callable[[int], None] | None:
+    if "Destroy" not in function.name:
+        return None
+    face = function.parameters[0].plain in FACES
+    return handles.end_face if face else handles.end
+
+
+def null_result(function: Function, name: str) -> int:
+    """The status for a result that has no place to go."""
+    messages.record(f"{function.name}: {name} must not be null")
+    if function.name in _BAD_PARAM:
+        return int(infiniStatus_t.INFINI_STATUS_BAD_PARAM)
+    return int(_NULL[function.result])
+
+
+def _text(handles: Handles, target: Callable[[], str]) -> External:
+    kept: dict[str, Any] = {}
+
+    def call() -> Any:
+        try:
+            text = target()
+        except ValueError as error:  # an unknown product
+            messages.record(f"aclrtGetSocName: {error}")
+            text = ""
+        if text not in kept:
+            kept[text] = handles.ffi.new("char[]", text.encode())
+        return kept[text]
+
+    return call
+
+
+def _recent(handles: Handles) -> External:
+    def call(buffer: int, size: int) -> int:
+        text = messages.recent().encode("utf-8", "replace")[: size - 1] + b"\0"
+        handles.ffi.memmove(handles.ffi.cast("char*", buffer), text, len(text))
+        return 0
+
+    return call
+
+
+def _checked(call: External, function: Function) -> External:
+    """In checked mode a C program sees the sentence of every failure without asking for it."""
+    if not memory.checked or function.result not in _FAILED:
+        return call
+
+    def tell(*args: Any) -> Any:
+        status = call(*args)
+        if status:
+            print(f"normgrad: status {status}: {messages.recent()}", file=sys.stderr, flush=True)
+        return status
+
+    return tell
+
+
+def _reporter(name: str, inside: Any, no_memory: Any) -> Callable[..., Any]:
+    def report(kind: Any, error: Any, traceback: Any) -> Any:
+        messages.record(f"{name}: {kind.__name__}: {error}")
+        return no_memory if isinstance(error, MemoryError) else inside
+
+    return report

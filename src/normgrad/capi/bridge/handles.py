@@ -1,0 +1,104 @@
+"""Numbers that C holds, and the Python objects behind them."""
+
+from typing import Any
+
+from normgrad.aclnn.executor import aclOpExecutor
+from normgrad.aclnn.runtime import aclrtContext, aclrtStream
+from normgrad.aclnn.tensors import aclBoolArray, aclIntArray, aclTensor
+from normgrad.capi.signatures import HANDLES, operators
+from normgrad.infiniop.descriptors import infiniopTensorDescriptor_t
+from normgrad.infiniop.runtime import infinirtStream_t
+
+_ROOM = 64
+
+
+class UnknownPointer(int):
+    """What C passed as one of our objects and is none; a CUDA stream may be one."""
+
+
+class Handles:
+    """The objects of one library. Callers hold the GIL."""
+
+    def __init__(self, ffi: Any, lib: Any) -> None:
+        self.ffi = ffi
+        self.lib = lib
+        self.kinds = {kind: getattr(lib, f"NORMGRAD_{kind}") for kind in HANDLES.values()}
+        self.objects: dict[int, Any] = {}
+        self._owners: dict[int, object] = {}  # what C reads while a call is inside
+        self._contexts: dict[int, int] = {}
+        self._retired = ffi.new("uint64_t[]", _ROOM)
+        self._tombs = {number: _tomb(kind) for kind, number in self.kinds.items()}
+        self._executor_tombs = [_executor_tomb(name) for name in operators()]
+
+    def new(self, kind: str, found: Any, label: int = 0, payload: Any = None) -> int:
+        """A handle for an object; 0 when there is no room for another."""
+        self.collect()
+        if kind == "CONTEXT" and (known := self._contexts.get(id(found))):
+            return known
+        pointer = self.ffi.NULL if payload is None else payload[0]
+        handle: int = self.lib.handle_new(self.kinds[kind], label, pointer)
+        if handle:
+            self.objects[handle] = found
+            if payload is not None:
+                self._owners[handle] = payload
+            if kind == "CONTEXT":
+                self._contexts[id(found)] = handle
+        return handle
+
+    def find(self, pointer: int) -> Any:
+        """The object behind a handle; None for null, a dead one of its kind for a stale handle."""
+        found = self.objects.get(pointer)
+        return found if found is not None or not pointer else self.dead(pointer)
+
+    def find_face(self, pointer: int) -> Any:
+        """The object behind memory that callers may read."""
+        found = self.objects.get(self.lib.face_handle(pointer))
+        return found if found is not None or not pointer else UnknownPointer(pointer)
+
+    def dead(self, pointer: int) -> Any:
+        """What stands for an object that is gone."""
+        kind = self.lib.handle_kind(pointer)
+        if kind == self.kinds["EXECUTOR"]:
+            return self._executor_tombs[self.lib.handle_label(pointer)]
+        return self._tombs.get(kind) or UnknownPointer(pointer)
+
+    def end(self, pointer: int) -> None:
+        """Forget a handle, once no call is inside."""
+        self.lib.handle_end(pointer)
+
+    def end_face(self, pointer: int) -> None:
+        """Forget a handle with memory."""
+        self.lib.handle_end(self.lib.face_handle(pointer))
+        self.lib.face_end(pointer)
+
+    def collect(self) -> None:
+        """Drop the objects of handles that C has ended."""
+        count = self.lib.handles_retired(self._retired, _ROOM)
+        for place in range(count):
+            handle = self._retired[place]
+            found = self.objects.pop(handle, None)
+            self._owners.pop(handle, None)
+            self._contexts.pop(id(found), None)
+
+
+def _tomb(kind: str) -> Any:
+    made: dict[str, Any] = {
+        "TENSOR": aclTensor.__new__(aclTensor),
+        "BOOL_ARRAY": aclBoolArray(()),
+        "INT_ARRAY": aclIntArray(()),
+        "STREAM": aclrtStream(None, 0),
+        "CONTEXT": aclrtContext(0),
+        "RT_STREAM": infinirtStream_t("cpu", None, 0),
+        "TENSOR_DESCRIPTOR": infiniopTensorDescriptor_t.__new__(infiniopTensorDescriptor_t),
+    }
+    tomb = made.get(kind)
+    if tomb is not None:
+        tomb.alive = False
+    return tomb
+
+
+def _executor_tomb(name: str) -> aclOpExecutor:
+    tomb = aclOpExecutor.__new__(aclOpExecutor)
+    tomb.name = name
+    tomb.end("spent or destroyed")
+    return tomb

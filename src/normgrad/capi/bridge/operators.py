@@ -1,0 +1,163 @@
+"""The two stages and the descriptor: where C takes over what Python has planned."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from normgrad.aclnn.executor import aclOpExecutor
+from normgrad.aclnn.status import Status
+from normgrad.capi.bridge.handles import Handles
+from normgrad.capi.signatures import Function, operators
+from normgrad.device import memory, messages
+from normgrad.device.launch import Arrangement
+from normgrad.hostmem import byte_range
+from normgrad.plan import Plan
+from normgrad.spec import ROLES
+
+_STAGE_ONE: Final = "GetWorkspaceSize"
+_CREATE: Final = "infiniopCreateBatchNormBackwardDescriptor"
+
+
+def external(
+    handles: Handles,
+    function: Function,
+    target: Callable[..., Any],
+    null_result: Callable[[Function, str], int],
+) -> Callable[..., Any] | None:
+    """The call for C, if the function is one of these."""
+    name = function.name
+    if name in operators():
+        return _stage_two(handles, target)
+    if name.removesuffix(_STAGE_ONE) in operators():
+        return _stage_one(handles, function, target, null_result)
+    if name == "aclSetAclOpExecutorRepeatable":
+        return _change(handles, target, handles.lib.handle_repeatable)
+    if name == "aclDestroyAclOpExecutor":
+        return _change(handles, target, handles.lib.handle_end)
+    return _descriptor(handles, function, target, null_result) if name == _CREATE else None
+
+
+def _stage_one(
+    handles: Handles,
+    function: Function,
+    target: Callable[..., Any],
+    null_result: Callable[[Function, str], int],
+) -> Callable[..., int]:
+    null = handles.ffi.NULL
+    find = handles.find
+    op = operators().index(function.name.removesuffix(_STAGE_ONE))
+    is_handle = [parameter.handle is not None for parameter in function.parameters[:-2]]
+
+    def call(*args: Any) -> int:
+        *given, size, result = args
+        if null in (size, result):
+            return null_result(function, "workspaceSize" if size == null else "executor")
+        values = [
+            find(item) if known else item for item, known in zip(given, is_handle, strict=True)
+        ]
+        status, nbytes, executor = target(*values)
+        if status != 0:
+            return int(status)
+        bound = executor.launch
+        launch = _launch(handles, op, bound.plan, bound.workspace_bytes, offer=not bound.moves)
+        launch[0].addresses = [address or 0 for address in bound.addresses]
+        handle = handles.new("EXECUTOR", executor, op, launch)
+        if not handle:
+            rule = "too many executors are alive: each needs its stage 2 or its destruction"
+            messages.record(f"{function.name}: {rule}")
+            return int(Status.ACLNN_ERR_INNER_CREATE_EXECUTOR)
+        size[0] = nbytes
+        result[0] = handle
+        return 0
+
+    return call
+
+
+def _launch(
+    handles: Handles, op: int, plan: Plan, workspace_bytes: int, *, offer: bool
+) -> tuple[Any, Plan]:
+    """What C needs to run a plan, with the plan it lives by; without an entry C asks Python."""
+    launch = handles.ffi.new("struct normgrad_launch*")
+    launch.op = op
+    launch.workspace_bytes = workspace_bytes
+    compiled = plan.compiled() if offer and not memory.checked else None
+    if compiled is not None:
+        launch.entry = handles.ffi.cast(_ENTRY, compiled.entry)
+        launch.block = handles.ffi.cast("int64_t*", compiled.block)
+        launch.helpers = compiled.helpers
+        launch.sync_bytes = compiled.sync_bytes
+    return launch, plan
+
+
+_ENTRY: Final = "int32_t(*)(int64_t*, int64_t*, int64_t, int64_t)"
+
+
+def _stage_two(handles: Handles, target: Callable[..., Any]) -> Callable[..., int]:
+    lib = handles.lib
+
+    def call(workspace: int, size: int, pointer: int, stream: int) -> int:
+        # Only one call may have a single-use executor, here as in C.
+        inside = lib.handle_begin(pointer)
+        executor = _executor(handles, pointer, inside)
+        status = target(workspace, size, executor, handles.find(stream))
+        if inside:
+            (lib.handle_cancel if executor.state == "ready" else lib.handle_finish)(pointer)
+        return int(status)
+
+    return call
+
+
+def _executor(handles: Handles, pointer: int, alive: bool) -> Any:
+    if alive and type(found := handles.find(pointer)) is aclOpExecutor:
+        return found
+    return handles.dead(pointer) if pointer else None
+
+
+def _change(
+    handles: Handles, target: Callable[..., Any], change: Callable[[int], int]
+) -> Callable[..., int]:
+    is_executor = handles.kinds["EXECUTOR"]
+
+    def call(pointer: int) -> int:
+        alive = handles.lib.handle_kind(pointer) == is_executor and change(pointer)
+        return int(target(_executor(handles, pointer, bool(alive))))
+
+    return call
+
+
+def _descriptor(
+    handles: Handles,
+    function: Function,
+    target: Callable[..., Any],
+    null_result: Callable[[Function, str], int],
+) -> Callable[..., int]:
+    def call(handle: int, result: Any, *tensors: int) -> int:
+        if result == handles.ffi.NULL:
+            return null_result(function, function.parameters[1].name)
+        given = [handles.find(tensor) for tensor in tensors]
+        status, found = target(handles.find_face(handle), *given)
+        if status == 0:
+            payload = _reusable(handles, found.arrangement)
+            number = handles.new("DESCRIPTOR", found, payload=payload)
+            face = number and handles.lib.face_new(number, found.device, found.device_id)
+            if not face:
+                raise MemoryError("too many descriptors are alive")
+            result[0] = face
+        return int(status)
+
+    return call
+
+
+def _reusable(handles: Handles, arrangement: Arrangement) -> tuple[Any, Plan]:
+    """A launch without addresses, and what they must be tested for."""
+    plan = arrangement.plan
+    made = _launch(handles, 0, plan, arrangement.workspace_bytes, offer=True)
+    launch = made[0]
+    for place, role in enumerate(ROLES):
+        tensor = plan.spec.tensor(role)
+        if tensor is not None:
+            launch.low[place], launch.high[place] = byte_range(tensor)
+    launch.meetings = len(arrangement.meetings)
+    for place, (one, two, same_view) in enumerate(arrangement.meetings):
+        meeting = launch.meeting[place]
+        meeting.result, meeting.other, meeting.same_view = one, two, same_view
+    return made

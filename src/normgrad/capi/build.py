@@ -1,0 +1,186 @@
+"""Makes the C libraries on the user's machine, for the interpreter that runs this."""
+
+import contextlib
+import importlib.util
+import io
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import normgrad
+from normgrad.capi import generate, packages, signatures
+from normgrad.errors import NormgradError
+
+LIBRARY: Final = "libnormgrad_capi.so"
+# The names that programs link, in the folders where they look: all of them are one library, so
+# that a process never has two. It has no soname: a program keeps the name it was linked with.
+LINKS: Final = {
+    "lib64": ("libascendcl.so", "libnnopbase.so", "libopapi_nn.so", "libopapi.so"),
+    "lib": ("libinfiniop.so", "libinfinirt.so"),
+}
+_MODULE: Final = "_normgrad_capi"
+_FLAGS: Final = (
+    *("-std=c11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread"),
+    *("-Wall", "-Wextra", "-Werror=implicit-function-declaration"),
+)
+
+
+class BuildError(NormgradError):
+    """The libraries cannot be built here, or were not."""
+
+
+def default_prefix() -> Path:
+    """``NORMGRAD_CAPI_PREFIX``, else inside the virtual environment, else in the user's folder."""
+    wish = os.environ.get("NORMGRAD_CAPI_PREFIX")
+    if wish:
+        return Path(wish)
+    if sys.prefix != sys.base_prefix:
+        return Path(sys.prefix) / "normgrad-capi"
+    return Path.home() / ".local" / "share" / "normgrad" / f"capi-{sys.implementation.cache_tag}"
+
+
+def compiler() -> list[str]:
+    """The C compiler: ``CC``, else cc, gcc or clang. Raises where there is none."""
+    wish = shlex.split(os.environ.get("CC", ""))
+    for command in [wish] if wish else [["cc"], ["gcc"], ["clang"]]:
+        if shutil.which(command[0]):
+            return command
+    msg = "there is no C compiler: install gcc or clang, or set CC"
+    raise BuildError(msg)
+
+
+def build(prefix: Path, extra_flags: tuple[str, ...] = ()) -> None:
+    """Write headers, libraries, pkg-config file and CMake package under ``prefix``."""
+    prefix = prefix.absolute()
+    if any(character.isspace() for character in str(prefix)):
+        msg = f"the prefix must have no spaces, they break compiler flags: {str(prefix)!r}"
+        raise BuildError(msg)
+    if sys.platform != "linux" or sys.maxsize < 2**32:
+        msg = f"the C libraries need 64-bit Linux, this is {sys.platform}"
+        raise BuildError(msg)
+    command = [*compiler(), *_FLAGS, *extra_flags]
+    libraries = prefix / "lib64"
+    (libraries / "normgrad").mkdir(parents=True, exist_ok=True)
+    shutil.copytree(signatures.INCLUDE, prefix / "include", dirs_exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _write_sources(folder)
+        _compile_library(command, folder, libraries)
+        _compile_module(command, folder, libraries / "normgrad")
+    _link(prefix)
+    packages.write(prefix)
+
+
+def _write_sources(folder: Path) -> None:
+    for source in signatures.SOURCES.glob("*.[ch]"):
+        shutil.copy(source, folder)
+    (folder / "table.h").write_text(generate.table_header(), encoding="utf-8")
+    (folder / "forward.c").write_text(generate.forwards(), encoding="utf-8")
+    built = {
+        "EXECUTABLE": sys.executable,
+        "LIBPYTHON": str(libpython()),
+        "PYTHON": sysconfig.get_python_version(),
+        "ROOTS": os.pathsep.join(_roots()),
+        "VERSION": normgrad.__version__,
+        "DIGEST": signatures.digest(),
+    }
+    lines = [f"#define NORMGRAD_{name} {_c_string(text)}\n" for name, text in built.items()]
+    (folder / "built.h").write_text("".join(lines), encoding="utf-8")
+
+
+def _roots() -> list[str]:
+    """Where normgrad and what it needs are imported from: PYTHONPATH will not be asked again."""
+    roots = [str(Path(normgrad.__file__).absolute().parent.parent)]
+    for name in ("numpy", "_cffi_backend", "cffi", "numba", "torch", "triton"):
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is not None:
+            place = Path(found.origin).absolute().parent
+            roots.append(str(place.parent if found.submodule_search_locations else place))
+    return list(dict.fromkeys(roots))
+
+
+def libpython() -> Path:
+    """The shared library of this interpreter; without one only Python itself can use ours."""
+    name = sysconfig.get_config_var("INSTSONAME") or sysconfig.get_config_var("LDLIBRARY") or ""
+    folders = [sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LIBPL")]
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    if multiarch:
+        folders.append(f"/usr/lib/{multiarch}")
+    if ".so" not in name:
+        name = f"libpython{sysconfig.get_python_version()}.so.1.0"
+    for folder in folders:
+        if folder and (Path(folder) / name).exists():
+            return Path(folder) / name
+    return Path(name)  # the loader may know more
+
+
+def has_libpython() -> bool:
+    """Whether a program without Python can start it."""
+    return libpython().is_absolute()
+
+
+def _compile_library(command: list[str], folder: Path, libraries: Path) -> None:
+    sources = sorted(folder.glob("*.c"))
+    include = sysconfig.get_paths()["include"]
+    if not (Path(include) / "Python.h").exists():
+        msg = f"there is no Python.h in {include}: install Python's development files"
+        raise BuildError(msg)
+    target = libraries / LIBRARY
+    _run(
+        [
+            *command,
+            f"-I{include}",
+            f"-I{signatures.INCLUDE}",
+            f"-I{folder}",
+            *map(str, sources),
+            *("-shared", "-Wl,-z,defs", "-Wl,-z,nodelete", "-ldl", "-o", f"{target}.new"),
+        ]
+    )
+    Path(f"{target}.new").replace(target)  # a running program keeps the old one
+
+
+def _compile_module(command: list[str], folder: Path, target: Path) -> None:
+    try:
+        from cffi import FFI
+    except ImportError as error:
+        msg = f"cffi is missing ({error}): pip install 'normgrad[capi]'"
+        raise BuildError(msg) from error
+    ffi = FFI()
+    ffi.cdef(generate.bridge_cdef())
+    ffi.set_source(_MODULE, generate.bridge_source())
+    source = folder / f"{_MODULE}.c"
+    with contextlib.redirect_stdout(io.StringIO()):
+        ffi.emit_c_code(str(source))
+    include = sysconfig.get_paths()["include"]
+    path = target / f"{_MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    quiet = ["-Wno-unused-parameter", "-Wno-missing-field-initializers", "-Wno-unused-function"]
+    made = [f"-I{include}", f"-I{folder}", str(source), "-shared", "-o", f"{path}.new"]
+    _run([*command, *quiet, *made])
+    Path(f"{path}.new").replace(path)
+
+
+def _link(prefix: Path) -> None:
+    for folder, names in LINKS.items():
+        (prefix / folder).mkdir(exist_ok=True)
+        for name in names:
+            place = prefix / folder / name
+            place.unlink(missing_ok=True)
+            place.symlink_to(LIBRARY if folder == "lib64" else f"../lib64/{LIBRARY}")
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        msg = f"{shlex.join(command)} failed:\n{done.stderr}"
+        raise BuildError(msg)
+
+
+def _c_string(text: str) -> str:
+    escaped = "".join(f"\\{byte:03o}" for byte in os.fsencode(text))
+    return f'"{escaped}"'

@@ -1,0 +1,326 @@
+/* Handles: numbers instead of pointers, so that a stale or invented one is found out, not read.
+ *
+ * A handle is tag (12 bits), kind (4), label (4), slot (20), generation (24): one number comes back
+ * after four thousand million others. Every slot has one atomic word: generation, flags, and how
+ * many calls are inside. An executor that is not repeatable is taken by the first call and gone
+ * after it, whichever thread it is.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include "host.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define TAG 0x4E6ull /* no address of a program begins like this */
+#define TAG_SHIFT 52
+#define KIND_SHIFT 48
+#define LABEL_SHIFT 44
+#define SLOT_SHIFT 24
+#define SLOT_MASK 0xFFFFFull /* 20 bits */
+#define GENERATION_MASK 0xFFFFFFull /* 24 bits */
+
+#define REPEATABLE 1u
+#define TAKEN 2u
+#define ENDED 4u
+
+#define CHUNK 4096u
+#define CHUNKS ((SLOT_MASK + 1) / CHUNK)
+#define MAX_EXECUTORS 65536 /* more are a leak: each holds a plan and its tensors */
+/* A freed slot waits behind this many others, so that a generation lasts. */
+#define RESTING 256
+
+struct word {
+    uint32_t generation;
+    uint16_t flags;
+    uint16_t inside;
+};
+_Static_assert(sizeof(struct word) == 8, "a slot's state must be one atomic word");
+_Static_assert(sizeof(void*) == 8, "handles need 64-bit pointers");
+
+struct slot {
+    _Atomic(struct word) word;
+    _Atomic(uint32_t) kind; /* kind and label as in the handle; 0: free */
+    uint32_t next;
+    void* payload;
+};
+
+struct list {
+    uint32_t first, last, length;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct slot* _Atomic chunks[CHUNKS];
+static uint32_t used = 1; /* slot 0 is none */
+static uint32_t executors;
+static struct list resting, retired;
+
+static struct slot* at(uint32_t index)
+{
+    struct slot* chunk = atomic_load_explicit(&chunks[index / CHUNK], memory_order_acquire);
+    return chunk ? chunk + index % CHUNK : NULL;
+}
+
+static void append(struct list* list, uint32_t index)
+{
+    at(index)->next = 0;
+    if (list->length++)
+        at(list->last)->next = index;
+    else
+        list->first = index;
+    list->last = index;
+}
+
+static uint32_t take_first(struct list* list)
+{
+    uint32_t index = list->first;
+    list->first = at(index)->next;
+    list->length--;
+    return index;
+}
+
+static uint64_t number(uint32_t index, uint32_t generation, uint32_t kind)
+{
+    return TAG << TAG_SHIFT | (uint64_t)kind << LABEL_SHIFT | (uint64_t)index << SLOT_SHIFT |
+           (generation & GENERATION_MASK);
+}
+
+int normgrad_tagged(uint64_t handle) { return handle >> TAG_SHIFT == TAG; }
+
+static int kind_of(uint64_t handle)
+{
+    return normgrad_tagged(handle) ? (int)(handle >> KIND_SHIFT & 15) : 0;
+}
+
+static int label_of(uint64_t handle) { return (int)(handle >> LABEL_SHIFT & 15); }
+
+static struct slot* find(uint64_t handle, struct word* word)
+{
+    struct slot* slot;
+    if (!normgrad_tagged(handle) || !(slot = at(handle >> SLOT_SHIFT & SLOT_MASK)))
+        return NULL;
+    if (atomic_load(&slot->kind) != (handle >> LABEL_SHIFT & 255))
+        return NULL;
+    *word = atomic_load(&slot->word);
+    return (word->generation & GENERATION_MASK) == (handle & GENERATION_MASK) ? slot : NULL;
+}
+
+static uint32_t fresh(void)
+{
+    if (resting.length > RESTING)
+        return take_first(&resting);
+    if (used <= SLOT_MASK) {
+        struct slot* slot = at(used);
+        if (!slot) {
+            slot = calloc(CHUNK, sizeof *slot);
+            if (slot)
+                atomic_store_explicit(&chunks[used / CHUNK], slot, memory_order_release);
+        }
+        if (slot)
+            return used++;
+    }
+    return resting.length ? take_first(&resting) : 0;
+}
+
+/* 0 when there is no room. */
+static uint64_t handle_new(int kind, int label, void* payload)
+{
+    uint64_t handle = 0;
+    pthread_mutex_lock(&lock);
+    uint32_t index = kind == NORMGRAD_EXECUTOR && executors >= MAX_EXECUTORS ? 0 : fresh();
+    if (index) {
+        struct slot* slot = at(index);
+        struct word word = atomic_load(&slot->word);
+        uint32_t full = (uint32_t)kind << 4 | (uint32_t)label;
+        word.generation = (word.generation + 1) & GENERATION_MASK;
+        word.flags = 0;
+        word.inside = 0;
+        executors += kind == NORMGRAD_EXECUTOR;
+        slot->payload = payload;
+        atomic_store(&slot->word, word);
+        atomic_store(&slot->kind, full);
+        handle = number(index, word.generation, full);
+    }
+    pthread_mutex_unlock(&lock);
+    return handle;
+}
+
+static void retire(uint64_t handle)
+{
+    pthread_mutex_lock(&lock);
+    append(&retired, handle >> SLOT_SHIFT & SLOT_MASK);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Enter: 1, or 0 where the handle is dead or another call has it for itself. */
+static int handle_begin(uint64_t handle)
+{
+    struct word old;
+    struct slot* slot = find(handle, &old);
+    while (slot && !(old.flags & (TAKEN | ENDED))) {
+        struct word wish = old;
+        wish.inside++;
+        if (kind_of(handle) == NORMGRAD_EXECUTOR && !(old.flags & REPEATABLE))
+            wish.flags |= TAKEN;
+        if (wish.inside && atomic_compare_exchange_weak(&slot->word, &old, wish))
+            return 1;
+        if ((old.generation & GENERATION_MASK) != (handle & GENERATION_MASK) || !wish.inside)
+            return 0;
+    }
+    return 0;
+}
+
+static void leave(uint64_t handle, int spend)
+{
+    struct word old, wish;
+    struct slot* slot = find(handle, &old);
+    if (!slot)
+        return;
+    do {
+        wish = old;
+        wish.inside--;
+        if (old.flags & TAKEN)
+            wish.flags = (uint16_t)(spend ? old.flags | ENDED : old.flags & ~TAKEN);
+    } while (!atomic_compare_exchange_weak(&slot->word, &old, wish));
+    if (wish.flags & ENDED && !wish.inside)
+        retire(handle);
+}
+
+/* Leave after no work was done: a taken executor is free again. */
+static void handle_cancel(uint64_t handle) { leave(handle, 0); }
+
+/* Leave after the work: an executor that is not repeatable is spent. */
+static void handle_finish(uint64_t handle) { leave(handle, 1); }
+
+static int set_flag(uint64_t handle, uint16_t flag)
+{
+    struct word old, wish;
+    struct slot* slot = find(handle, &old);
+    if (!slot)
+        return 0;
+    do {
+        if (old.flags & (TAKEN | ENDED))
+            return 0;
+        wish = old;
+        wish.flags |= flag;
+    } while (!atomic_compare_exchange_weak(&slot->word, &old, wish));
+    if (flag == ENDED && !wish.inside)
+        retire(handle);
+    return 1;
+}
+
+static int handle_end(uint64_t handle) { return set_flag(handle, ENDED); }
+
+static int handle_repeatable(uint64_t handle) { return set_flag(handle, REPEATABLE); }
+
+/* Ended handles that nobody is inside of: Python drops what they stood for. */
+static int handles_retired(uint64_t* handles, int room)
+{
+    int count = 0;
+    pthread_mutex_lock(&lock);
+    while (count < room && retired.length) {
+        uint32_t index = take_first(&retired);
+        struct slot* slot = at(index);
+        uint32_t kind = atomic_load(&slot->kind);
+        handles[count++] = number(index, atomic_load(&slot->word).generation, kind);
+        executors -= kind >> 4 == NORMGRAD_EXECUTOR;
+        atomic_store(&slot->kind, 0);
+        append(&resting, index);
+    }
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+struct normgrad_launch* normgrad_take(uint64_t handle, enum normgrad_kind kind)
+{
+    if (kind_of(handle) != (int)kind || !handle_begin(handle))
+        return NULL;
+    return at(handle >> SLOT_SHIFT & SLOT_MASK)->payload; /* alive while we are inside */
+}
+
+int normgrad_alive(uint64_t handle, enum normgrad_kind kind)
+{
+    struct word word;
+    return kind_of(handle) == (int)kind && find(handle, &word) && !(word.flags & ENDED);
+}
+
+/* Faces: memory for handles that callers may read (device, device_id). It is never given back to
+ * the system, so that a stale pointer can be looked at; a freed one is the last to be reused. */
+struct face {
+    int device;
+    int device_id;
+    _Atomic(uint64_t) handle;
+    struct face* next;
+};
+
+#define FACES 1024
+#define FACE_CHUNKS 64
+static struct face* _Atomic face_chunks[FACE_CHUNKS];
+static size_t faces_used;
+static struct face *face_first, *face_last;
+static size_t faces_free;
+
+static uintptr_t face_new(uint64_t handle, int device, int device_id)
+{
+    struct face* face = NULL;
+    pthread_mutex_lock(&lock);
+    if (faces_free > FACES / 2 || (faces_free && faces_used == FACES * FACE_CHUNKS)) {
+        face = face_first;
+        face_first = face->next;
+        faces_free--;
+    } else if (faces_used < FACES * FACE_CHUNKS) {
+        struct face* chunk = atomic_load(&face_chunks[faces_used / FACES]);
+        if (!chunk) {
+            chunk = calloc(FACES, sizeof *chunk);
+            atomic_store(&face_chunks[faces_used / FACES], chunk);
+        }
+        if (chunk)
+            face = chunk + faces_used++ % FACES;
+    }
+    if (face) {
+        face->device = device;
+        face->device_id = device_id;
+        atomic_store(&face->handle, handle);
+    }
+    pthread_mutex_unlock(&lock);
+    return (uintptr_t)face;
+}
+
+static struct face* known_face(uintptr_t address)
+{
+    for (int i = 0; i < FACE_CHUNKS; i++) {
+        uintptr_t chunk = (uintptr_t)atomic_load(&face_chunks[i]);
+        if (!chunk)
+            break;
+        if (address - chunk < FACES * sizeof(struct face))
+            return (address - chunk) % sizeof(struct face) ? NULL : (struct face*)address;
+    }
+    return NULL;
+}
+
+/* 0 for an address that is no live face. */
+static uint64_t face_handle(uintptr_t address)
+{
+    struct face* face = known_face(address);
+    return face ? atomic_load(&face->handle) : 0;
+}
+
+static void face_end(uintptr_t address)
+{
+    struct face* face = known_face(address);
+    if (!face || !atomic_exchange(&face->handle, 0))
+        return;
+    pthread_mutex_lock(&lock);
+    face->next = NULL;
+    if (faces_free++)
+        face_last->next = face;
+    else
+        face_first = face;
+    face_last = face;
+    pthread_mutex_unlock(&lock);
+}
+
+const struct normgrad_host normgrad_host = {
+    handle_new,      kind_of,    label_of,          handle_begin,    handle_cancel, handle_finish,
+    handle_end,      handle_repeatable, handles_retired, face_new, face_handle,   face_end,
+};

@@ -1,0 +1,74 @@
+/* The second stage without Python: whatever is not plainly right goes to Python, which says why. */
+#include "run.h"
+
+#include <string.h>
+
+aclnnStatus normgrad_stage_two(int op, void* workspace, uint64_t workspace_size,
+                               aclOpExecutor* executor, aclrtStream stream)
+{
+    uint64_t handle = (uint64_t)(uintptr_t)executor;
+    uint64_t stream_handle = (uint64_t)(uintptr_t)stream;
+    struct normgrad_launch* launch;
+    int32_t failed;
+    if (!(launch = normgrad_take(handle, NORMGRAD_EXECUTOR)))
+        return NORMGRAD_TO_PYTHON;
+    if (!launch->entry || launch->op != op || workspace_size < launch->workspace_bytes ||
+        (workspace_size > 0 && !workspace) ||
+        (stream_handle && !normgrad_alive(stream_handle, NORMGRAD_STREAM))) {
+        normgrad_host.handle_cancel(handle);
+        return NORMGRAD_TO_PYTHON;
+    }
+    failed = normgrad_compute(launch, launch->addresses, workspace);
+    normgrad_host.handle_finish(handle);
+    return failed ? ACLNN_ERR_INNER : ACLNN_SUCCESS;
+}
+
+static int apart(const struct normgrad_launch* launch, const int64_t* addresses)
+{
+    for (int i = 0; i < launch->meetings; i++) {
+        const struct normgrad_meeting* pair = &launch->meeting[i];
+        int64_t one = addresses[pair->result], two = addresses[pair->other];
+        if (one + launch->low[pair->result] < two + launch->high[pair->other] &&
+            two + launch->low[pair->other] < one + launch->high[pair->result] &&
+            !(pair->same_view && one == two))
+            return 0;
+    }
+    return 1;
+}
+
+/* The roles of the eight tensors, in the order of the function. */
+enum { DY, X, MEAN, RSTD, GAMMA, SUM_DY, SUM_DY_XMU, COUNTER, DX, DGAMMA, DBETA };
+static const int roles[8] = {DX, DGAMMA, DBETA, X, DY, GAMMA, MEAN, RSTD};
+
+infiniStatus_t normgrad_infiniop(infiniopBatchNormBackwardDescriptor_t desc, void* workspace,
+                                 size_t workspace_size, const void* const data[8], void* stream,
+                                 int* to_python)
+{
+    uint64_t handle = normgrad_host.face_handle((uintptr_t)desc);
+    uint64_t stream_handle = (uint64_t)(uintptr_t)stream;
+    int64_t addresses[NORMGRAD_ROLES] = {0};
+    struct normgrad_launch* launch;
+    int32_t failed;
+    *to_python = 1;
+    if (!(launch = normgrad_take(handle, NORMGRAD_DESCRIPTOR)))
+        return INFINI_STATUS_BAD_PARAM;
+    int right = launch->entry && workspace_size >= launch->workspace_bytes &&
+                (workspace || !launch->workspace_bytes) &&
+                (!normgrad_tagged(stream_handle) ||
+                 normgrad_alive(stream_handle, NORMGRAD_RT_STREAM));
+    for (int i = 0; right && i < 8; i++) {
+        int role = roles[i];
+        if (launch->low[role] == launch->high[role])
+            continue; /* empty: there may be no memory at all */
+        addresses[role] = (int64_t)(intptr_t)data[i];
+        right = data[i] != NULL;
+    }
+    if (!right || !apart(launch, addresses)) {
+        normgrad_host.handle_cancel(handle);
+        return INFINI_STATUS_BAD_PARAM;
+    }
+    *to_python = 0;
+    failed = normgrad_compute(launch, addresses, workspace);
+    normgrad_host.handle_finish(handle);
+    return failed ? INFINI_STATUS_INTERNAL_ERROR : INFINI_STATUS_SUCCESS;
+}

@@ -1,0 +1,8 @@
+/* Handles, tensor descriptors, and every operator. Part of normgrad. */
+#ifndef NORMGRAD_INFINIOP_H
+#define NORMGRAD_INFINIOP_H
+
+#include "infiniop/infiniop_base.h"
+#include "infiniop/ops/batch_norm_backward.h"
+
+#endif

@@ -1,0 +1,137 @@
+"""The functions of the C headers, read from the headers: the one place where they are declared."""
+
+import functools
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+FOLDER: Final = Path(__file__).parent
+INCLUDE: Final = FOLDER / "include"
+SOURCES: Final = FOLDER / "csrc"
+
+_DECLARATION = re.compile(r"^((?:const )?\w+\*?) (\w+)\(([^;{}]*)\);", re.MULTILINE)
+_PARAMETER = re.compile(r"(.*?)\s*(\w+)$")
+
+# Types that stand for objects of the Python interfaces, with the kind that handles carry.
+HANDLES: Final = {
+    "aclTensor*": "TENSOR",
+    "aclBoolArray*": "BOOL_ARRAY",
+    "aclIntArray*": "INT_ARRAY",
+    "aclOpExecutor*": "EXECUTOR",
+    "aclrtStream": "STREAM",
+    "aclrtContext": "CONTEXT",
+    "infinirtStream_t": "RT_STREAM",
+    "infiniopTensorDescriptor_t": "TENSOR_DESCRIPTOR",
+    "infiniopHandle_t": "HANDLE",
+    "infiniopBatchNormBackwardDescriptor_t": "DESCRIPTOR",
+}
+# Callers may read the beginning of these, so they are memory and not numbers.
+FACES: Final = ("infiniopHandle_t", "infiniopBatchNormBackwardDescriptor_t")
+_NUMBERS: Final = (
+    *("int", "int32_t", "uint32_t", "int64_t", "uint64_t", "size_t", "ptrdiff_t"),
+    *("double", "bool", "char"),
+)
+
+
+class Parameter(NamedTuple):
+    """One parameter, with its C type as the header has it."""
+
+    type: str
+    name: str
+
+    @property
+    def plain(self) -> str:
+        """The type without ``const``."""
+        return self.type.removeprefix("const ")
+
+    @property
+    def handle(self) -> str | None:
+        """The kind of object it stands for. infiniop's stream is a plain pointer there."""
+        return "RT_STREAM" if self == ("void*", "stream") else HANDLES.get(self.plain)
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the function writes through it."""
+        if self.type.startswith("const ") or not self.type.endswith("*"):
+            return False
+        return self.type != "void*" and self.type not in HANDLES
+
+    @property
+    def bridge(self) -> str:
+        """The type on Python's side: addresses are integers, enumerations ints."""
+        if self.handle or self.plain == "void*":
+            return "uintptr_t"
+        target = self.plain.removesuffix("*")
+        if target == self.plain:
+            return self.plain if self.plain in _NUMBERS else "int"
+        if target in HANDLES or target == "void*":
+            return "uintptr_t*"
+        if target == "int64_t*" or target in _NUMBERS:
+            return self.type
+        return "int*"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function of a header."""
+
+    result: str
+    name: str
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def is_stage_two(self) -> bool:
+        """Whether it is an operator's second stage."""
+        return self.name + "GetWorkspaceSize" in _names()
+
+    @property
+    def bridge_result(self) -> str:
+        """The type that Python's side returns."""
+        if self.result == "const char*":
+            return self.result
+        return "uintptr_t" if self.result in HANDLES else "int"
+
+
+@functools.cache
+def functions() -> tuple[Function, ...]:
+    """Every function, in the order of the headers."""
+    found = []
+    for header in headers():
+        for result, name, listed in _DECLARATION.findall(header.read_text(encoding="utf-8")):
+            words = " ".join(listed.split())
+            parameters = [] if words == "void" else words.split(", ")
+            found.append(Function(result, name, tuple(_parameter(text) for text in parameters)))
+    return tuple(found)
+
+
+def _parameter(text: str) -> Parameter:
+    match = _PARAMETER.fullmatch(text)
+    assert match is not None, text
+    return Parameter(match[1], match[2])
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    return frozenset(function.name for function in functions())
+
+
+def headers() -> list[Path]:
+    """The header files, sorted."""
+    return sorted(INCLUDE.rglob("*.h"))
+
+
+def operators() -> tuple[str, ...]:
+    """The operators of two stages; a place in this list is an operator's number."""
+    return tuple(function.name for function in functions() if function.is_stage_two)
+
+
+@functools.cache
+def digest() -> str:
+    """A number for all that a library is built from: another one must be built anew."""
+    hashed = hashlib.sha256()
+    for file in [*headers(), *sorted(SOURCES.glob("*.[ch]")), Path(__file__)]:
+        hashed.update(file.read_bytes())
+    hashed.update((FOLDER / "generate.py").read_bytes())
+    return hashed.hexdigest()[:16]

@@ -1,0 +1,29 @@
+"""``normgrad build-capi``: the C libraries, built for the interpreter that runs this."""
+
+import argparse
+from pathlib import Path
+
+from normgrad.capi import build
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    parser.add_argument(
+        "--prefix",
+        metavar="DIR",
+        type=Path,
+        default=build.default_prefix(),
+        help="where include, lib64 and lib go (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, and say what to do next."""
+    build.build(args.prefix)
+    prefix = args.prefix.absolute()
+    print(f"built the C libraries in {prefix}")
+    if not build.has_libpython():
+        print("This Python has no shared library: only Python programs can load them (ctypes).")
+    option = "" if prefix == build.default_prefix().absolute() else f" --prefix {prefix}"
+    print(f"compile with: g++ -std=c++11 program.cpp $(normgrad capi-flags{option})")
+    return 0

@@ -1,0 +1,37 @@
+"""``normgrad capi-flags``: what a compiler needs to know about the C libraries."""
+
+import argparse
+from pathlib import Path
+
+from normgrad.capi import build, packages
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    parser.add_argument(
+        "--prefix",
+        metavar="DIR",
+        type=Path,
+        default=build.default_prefix(),
+        help="where build-capi put them (default: %(default)s)",
+    )
+    parser.add_argument("--cflags", action="store_true", help="the compiler's flags only")
+    parser.add_argument("--libs", action="store_true", help="the linker's flags only")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--aclnn", action="store_true", help="link the aclnn libraries only")
+    which.add_argument("--infiniop", action="store_true", help="link the infiniop libraries only")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the flags on one line."""
+    prefix = args.prefix.absolute()
+    if not (prefix / "lib64" / build.LIBRARY).exists():
+        msg = f"there are no libraries in {prefix}: run 'normgrad build-capi' first"
+        raise build.BuildError(msg)
+    flags = []
+    if args.cflags or not args.libs:
+        flags += packages.compile_flags(prefix)
+    if args.libs or not args.cflags:
+        flags += packages.link_flags(prefix, aclnn=not args.infiniop, infiniop=not args.aclnn)
+    print(*flags)
+    return 0

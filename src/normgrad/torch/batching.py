@@ -1,0 +1,205 @@
+"""Rules for ``torch.func.vmap``: the mapped axis joins the channels, so one call does all.
+
+Every parameter and statistic belongs to a channel or a group, and with the mapped axis folded into
+them each mapped slice keeps its own. Layer norm becomes a group norm with a group for each slice.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from normgrad.torch.library import Tensor
+
+Dims = tuple[int | None, ...]
+Ruled = tuple[Any, Any]
+
+
+def _front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _data(tensor: Tensor, dim: int | None, size: int, axis: int) -> Tensor:
+    """Data with the mapped axis folded into the channels'."""
+    return _front(tensor, dim, size).movedim(0, axis).flatten(axis, axis + 1)
+
+
+def _vector(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+    return None if tensor is None else _front(tensor, dim, size).reshape(-1)
+
+
+def _unfold(tensor: Tensor | None, size: int, shape: Sequence[int]) -> Tensor | None:
+    return None if tensor is None else tensor.reshape(size, *shape)
+
+
+def _axis(input: Tensor, dim: int | None, axis: int) -> int:
+    return axis % (input.dim() - (dim is not None))
+
+
+def _dims(results: Sequence[Any], dims: Sequence[int]) -> Dims:
+    return tuple(None if one is None else dim for one, dim in zip(results, dims, strict=True))
+
+
+def batch_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
+    """As one batch norm of size * C channels."""
+    training, eps, mask, axis = args[7:]
+    axis = _axis(args[1], dims[1], axis)
+    data = [_data(one, dim, size, axis) for one, dim in zip(args[:2], dims[:2], strict=True)]
+    vectors = [_vector(one, dim, size) for one, dim in zip(args[2:7], dims[2:7], strict=True)]
+    dx, dgamma, dbeta = torch.ops.normgrad.batch_norm_backward(
+        *data, *vectors, training, eps, mask, axis
+    )
+    shape = (data[1].shape[axis] // size,)
+    results = (
+        None if dx is None else dx.unflatten(axis, (size, *shape)),
+        _unfold(dgamma, size, shape),
+        _unfold(dbeta, size, shape),
+    )
+    return results, _dims(results, (axis, 0, 0))
+
+
+def batch_norm_reduce_backward(size: int, dims: Dims, *args: Any) -> Ruled:
+    """As one reduction of size * C channels."""
+    mask, axis = args[5:]
+    axis = _axis(args[1], dims[1], axis)
+    data = [_data(one, dim, size, axis) for one, dim in zip(args[:2], dims[:2], strict=True)]
+    vectors = [_vector(one, dim, size) for one, dim in zip(args[2:5], dims[2:5], strict=True)]
+    sums = torch.ops.normgrad.batch_norm_reduce_backward(*data, *vectors, mask, axis)
+    results = tuple(_unfold(one, size, (data[1].shape[axis] // size,)) for one in sums)
+    return results, _dims(results, (0, 0, 0, 0))
+
+
+def batch_norm_elemt_backward(size: int, dims: Dims, *args: Any) -> Ruled:
+    """As one element stage of size * C channels; mapped counts have a call for each slice."""
+    counter, axis = args[7:]
+    op = torch.ops.normgrad.batch_norm_elemt_backward
+    axis = _axis(args[1], dims[1], axis)
+    if dims[7] is not None:
+        slices = [
+            [
+                one if dim is None else one.select(dim, index)
+                for one, dim in zip(args[:8], dims[:8], strict=True)
+            ]
+            for index in range(size)
+        ]
+        return torch.stack([op(*one, axis) for one in slices]), 0
+    data = [_data(one, dim, size, axis) for one, dim in zip(args[:2], dims[:2], strict=True)]
+    vectors = [_vector(one, dim, size) for one, dim in zip(args[2:7], dims[2:7], strict=True)]
+    dx = op(*data, *vectors, counter, axis)
+    return dx.unflatten(axis, (size, dx.shape[axis] // size)), axis
+
+
+def group_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
+    """As one group norm of size * G groups."""
+    dy, x, mean, rstd, weight, groups, mask, axis = args
+    axis = _axis(x, dims[1], axis)
+    data = [_data(dy, dims[0], size, axis), _data(x, dims[1], size, axis)]
+    statistics = [
+        _front(one, dim, size).reshape(size, -1, groups).movedim(0, 1).flatten(1)
+        for one, dim in ((mean, dims[2]), (rstd, dims[3]))
+    ]
+    dx, dgamma, dbeta = torch.ops.normgrad.group_norm_backward(
+        *data, *statistics, _vector(weight, dims[4], size), size * groups, mask, axis
+    )
+    channels = data[1].shape[axis] // size
+    shape = (channels,) if weight is None else _front(weight, dims[4], size).shape[1:]
+    results = (
+        None if dx is None else dx.unflatten(axis, (size, channels)),
+        _unfold(dgamma, size, shape),
+        _unfold(dbeta, size, shape),
+    )
+    return results, _dims(results, (axis, 0, 0))
+
+
+def layer_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
+    """As a group norm: a row of each slice is one group of a sample."""
+    dy, x, shape, mean, rstd, weight, _, mask = args
+    columns = math.prod(shape)
+    whole = _front(x, dims[1], size)
+    data = [
+        _front(one, dim, size).reshape(size, -1, columns).movedim(0, 1).flatten(1)
+        for one, dim in ((dy, dims[0]), (x, dims[1]))
+    ]
+    statistics = [
+        _front(one, dim, size).reshape(size, -1).movedim(0, 1)
+        for one, dim in ((mean, dims[3]), (rstd, dims[4]))
+    ]
+    dx, dgamma, dbeta = torch.ops.normgrad.group_norm_backward(
+        *data, *statistics, _vector(weight, dims[5], size), size, mask, 1
+    )
+    results = (
+        None if dx is None else dx.unflatten(1, (size, columns)).movedim(1, 0).reshape(whole.shape),
+        _unfold(dgamma, size, shape),
+        _unfold(dbeta, size, shape),
+    )
+    return results, _dims(results, (0, 0, 0))
+
+
+def batch_norm(size: int, dims: Dims, *args: Any) -> Ruled:
+    """As one batch norm of size * C channels; buffers to be updated must be mapped too."""
+    x, weight, bias, running_mean, running_var, training, momentum, eps = args
+    buffers = [(running_mean, dims[3]), (running_var, dims[4])]
+    if training and any(one is not None and dim is None for one, dim in buffers):
+        msg = (
+            "batch norm under vmap would update running statistics that are not mapped: "
+            "pass them through vmap, or use track_running_stats=False"
+        )
+        raise RuntimeError(msg)
+    folded = [_vector(one, dim, size) for one, dim in buffers]
+    if training:  # an update must not go to a copy
+        folded = [None if one is None else one.clone() for one in folded]
+    y, mean, rstd = torch.ops.normgrad.batch_norm(
+        _data(x, dims[0], size, 1),
+        _vector(weight, dims[1], size),
+        _vector(bias, dims[2], size),
+        *folded,
+        training,
+        momentum,
+        eps,
+    )
+    if training:
+        for (one, dim), update in zip(buffers, folded, strict=True):
+            if one is not None and update is not None:
+                one.movedim(dim, 0).copy_(update.reshape(size, -1))
+    statistics = (mean.numel() // size,)
+    results = (
+        y.unflatten(1, (size, y.shape[1] // size)),
+        mean.reshape(size, *statistics),
+        rstd.reshape(size, *statistics),
+    )
+    return results, (1, 0, 0)
+
+
+def layer_norm(size: int, dims: Dims, *args: Any) -> Ruled:
+    """The mapped axis is one more axis of rows; mapped parameters are applied after."""
+    x, shape, weight, bias, eps = args
+    x = _front(x, dims[0], size)
+    mapped = dims[2] is not None or dims[3] is not None
+    op = torch.ops.normgrad.layer_norm
+    y, mean, rstd = op(x, shape, None, None, eps) if mapped else op(x, shape, weight, bias, eps)
+    if mapped:
+        rows = (size, *(1,) * (x.dim() - 1 - len(shape)), *shape)
+        if weight is not None:
+            y = y * _front(weight, dims[2], size).reshape(rows)
+        if bias is not None:
+            y = y + _front(bias, dims[3], size).reshape(rows)
+    return (y.to(x.dtype), mean, rstd), (0, 0, 0)
+
+
+def group_norm(size: int, dims: Dims, *args: Any) -> Ruled:
+    """As one group norm of size * G groups."""
+    x, weight, bias, groups, eps = args
+    y, mean, rstd = torch.ops.normgrad.group_norm(
+        _data(x, dims[0], size, 1),
+        _vector(weight, dims[1], size),
+        _vector(bias, dims[2], size),
+        size * groups,
+        eps,
+    )
+    results = (
+        y.unflatten(1, (size, y.shape[1] // size)),
+        mean.unflatten(1, (size, groups)),
+        rstd.unflatten(1, (size, groups)),
+    )
+    return results, (1, 1, 1)

@@ -1,0 +1,93 @@
+"""Derivatives of the backward operators, by differentiating the core's one formula with torch.
+
+The result can be differentiated again. Nothing here is fast: second derivatives are rare.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from normgrad.backends.reference.backend import evaluate
+from normgrad.geometry import Geometry, geometry_of
+from normgrad.spec import RESULTS, Op, Spec
+from normgrad.torch.library import Tensor, described
+
+_DATA = ("dy", "x", "dx")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Which operator, with which options, and which results it was asked for."""
+
+    op: Op
+    wanted: tuple[bool, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def differentiate(
+    request: Request,
+    operands: Mapping[str, Tensor | None],
+    grads: Sequence[Tensor | None],
+    needed: Sequence[str],
+) -> dict[str, Tensor | None]:
+    """The gradient with respect to each needed operand, from gradients of the results."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views of the operands: the differentiation ends at them, its own graph does not.
+        given = {role: one.view_as(one) for role, one in operands.items() if one is not None}
+        spec, geometry = _request(request, given)
+        compute = torch.promote_types(_widest(given), torch.float32)
+        values = evaluate(
+            spec,
+            geometry,
+            {
+                role: _canonical(spec, geometry, role, one, request).to(compute)
+                for role, one in given.items()
+            },
+        )
+        pairs = [
+            (values[role], _canonical(spec, geometry, role, grad, request).to(compute))
+            for role, grad in zip(RESULTS[request.op], grads, strict=True)
+            if grad is not None
+        ]
+        targets = [role for role in needed if role in given]
+        if not pairs or not targets:
+            return {}
+        found = torch.autograd.grad(
+            [value for value, _ in pairs],
+            [given[role] for role in targets],
+            [grad.expand_as(value) for value, grad in pairs],
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    return dict(zip(targets, found, strict=True))
+
+
+def _widest(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    double = any(one.dtype == torch.float64 for role, one in tensors.items() if role != "counter")
+    return torch.float64 if double else torch.float32
+
+
+def _request(request: Request, given: Mapping[str, Tensor]) -> tuple[Spec, Geometry]:
+    """The core's description of the call; sizes may be symbolic, so nothing is cached."""
+    options = dict(request.options)
+    tensors = {role: described(one) for role, one in given.items()}
+    if request.op is Op.GROUP_NORM:
+        axis = options.pop("channel_axis") % given["x"].dim()
+        tensors |= {role: tensors[role].move_axis(axis, 1) for role in ("dy", "x")}
+    elif request.op is not Op.LAYER_NORM:
+        options["channel_axis"] %= given["x"].dim()
+    spec = Spec(op=request.op, **tensors, **options)  # type: ignore[arg-type]
+    if "dx" in RESULTS[request.op] and request.wanted[0]:
+        spec = replace(spec, dx=spec.x)
+    return spec, geometry_of(spec)
+
+
+def _canonical(spec: Spec, geometry: Geometry, role: str, one: Tensor, request: Request) -> Tensor:
+    if role == "counter":
+        return one
+    if request.op is Op.GROUP_NORM and role in _DATA:
+        one = one.movedim(request.options["channel_axis"], 1)
+    return one.reshape(geometry.shape_of(role))

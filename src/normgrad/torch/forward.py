@@ -1,0 +1,127 @@
+"""Forward passes by torch's own kernels, with statistics in float32 (float64 for float64 data).
+
+Left alone, torch keeps them in the data's 16 bits on the CPU, and for group norm on CUDA too.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from normgrad.torch.library import NARROW, Tensor, memory_format, statistics_dtype, wide
+
+Normalized = tuple[Tensor, Tensor, Tensor]  # y, mean, rstd
+
+
+def normalize_batch(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Normalized:
+    """Batch norm over axis 1; updates the running statistics in training."""
+    x = x.contiguous(memory_format=memory_format(x))
+    if x.device.type != "cpu" or x.dtype not in NARROW:
+        return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    # A float32 parameter makes torch keep its statistics in float32.
+    buffers = (wide(running_mean), wide(running_var))
+    weight = torch.ones(x.shape[1]) if weight is None else wide(weight)
+    results = _batch_norm(x, weight, wide(bias), *buffers, training, momentum, eps)
+    for one, update in zip((running_mean, running_var), buffers, strict=True):
+        if training and one is not None and update is not None and update is not one:
+            one.copy_(update)
+    return results
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Normalized:
+    if not x.numel():  # torch's kernels update the buffers with nan
+        return torch.empty_like(x), *_zeros(x, x.shape[1] if training else 0)
+    # Torch's own choice between its kernels and cuDNN's: the same numbers as torch.nn.
+    y, mean, rstd, *_ = torch._batch_norm_impl_index(
+        x,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        training,
+        momentum,
+        eps,
+        torch.backends.cudnn.enabled,
+    )
+    y = y.contiguous(memory_format=memory_format(x))
+    # What inference says of statistics depends on the kernel: nothing, here.
+    return (y, mean, rstd) if training else (y, *_zeros(x, 0))
+
+
+def _zeros(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    dtype = statistics_dtype(x.dtype)
+    return x.new_zeros(size, dtype=dtype), x.new_zeros(size, dtype=dtype)
+
+
+def normalize_rows(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Normalized:
+    """Layer norm over the last axes."""
+    if x.device.type == "cpu" and x.dtype in NARROW:
+        weight = torch.ones(tuple(shape)) if weight is None else wide(weight)
+        bias = wide(bias)
+    y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
+    return y, mean, rstd
+
+
+def normalize_groups(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+) -> Normalized:
+    """Group norm of the channels at axis 1."""
+    samples, channels = x.shape[:2]
+    positions = math.prod(x.shape[2:])
+    if x.dtype in NARROW and x.device.type != "cpu" and x.numel():
+        return _normalize_groups_wide(x.contiguous(), weight, bias, groups, eps)
+    if x.dtype in NARROW:
+        weight = x.new_ones(channels, dtype=torch.float32) if weight is None else wide(weight)
+        bias = wide(bias)
+    x = x.contiguous(memory_format=group_format(x))
+    # Torch 2.13's kernel reads a strided parameter as if it were dense.
+    weight, bias = (None if one is None else one.contiguous() for one in (weight, bias))
+    y, mean, rstd = torch.native_group_norm(
+        x, weight, bias, samples, channels, positions, groups, eps
+    )
+    return y, mean, rstd
+
+
+def group_format(x: Tensor) -> torch.memory_format:
+    """How torch lays out group norm's result."""
+    return memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
+
+
+def _normalize_groups_wide(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+) -> Normalized:
+    # Torch's group norm kernel on CUDA stores the statistics of 16-bit data in 16 bits; its batch
+    # norm kernels do not. Groups as channels give the statistics, (sample, channel) pairs as
+    # channels the result: two passes over x, as many as torch's group norm makes.
+    samples, channels = x.shape[:2]
+    mean, rstd = torch.batch_norm_stats(x.view(1, samples * groups, -1), eps)
+    each = channels // groups
+    y = torch.batch_norm_elemt(
+        x.view(1, samples * channels, -1),
+        None if weight is None else weight.float().repeat(samples),
+        None if bias is None else bias.float().repeat(samples),
+        mean.repeat_interleave(each),
+        rstd.repeat_interleave(each),
+        eps,
+    )
+    return y.view(x.shape), mean.view(samples, groups), rstd.view(samples, groups)

@@ -1,0 +1,171 @@
+"""``torch.ops.normgrad.batch_norm``, ``layer_norm``, ``group_norm``: torch's forward, our backward.
+
+Each returns (y, mean, rstd). The statistics are differentiable results, so that a second backward
+pass sees how they depend on the input.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from normgrad.torch import batching
+from normgrad.torch.forward import (
+    Normalized,
+    group_format,
+    normalize_batch,
+    normalize_groups,
+    normalize_rows,
+)
+from normgrad.torch.library import (
+    LIBRARY,
+    Tensor,
+    define,
+    differentiable,
+    memory_format,
+    statistics_dtype,
+)
+
+_STATISTICS = "-> (Tensor, Tensor, Tensor)"
+_BATCH = (
+    "(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
+    f"Tensor(b!)? running_var, bool training, float momentum, float eps) {_STATISTICS}"
+)
+_LAYER = (
+    "(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) "
+    f"{_STATISTICS}"
+)
+_GROUP = f"(Tensor input, Tensor? weight, Tensor? bias, int num_groups, float eps) {_STATISTICS}"
+
+
+def _fake(x: Tensor, y_format: torch.memory_format, shape: Sequence[int]) -> Normalized:
+    dtype = statistics_dtype(x.dtype)
+    y = torch.empty_like(x, memory_format=y_format)
+    return y, x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=dtype)
+
+
+def _fake_batch(x: Tensor, *rest: Any) -> Normalized:
+    return _fake(x, memory_format(x), (x.shape[1] if rest[4] else 0,))
+
+
+def _fake_layer(x: Tensor, shape: Sequence[int], *rest: Any) -> Normalized:
+    outer = x.shape[: x.dim() - len(shape)]
+    return _fake(x, torch.contiguous_format, (*outer, *(1,) * len(shape)))
+
+
+def _fake_group(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Normalized:
+    return _fake(x, group_format(x), (x.shape[0], rest[0]))
+
+
+def _setup(ctx: Any, x: Tensor, weight: Tensor | None, *saved: Tensor | None) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, *saved)
+
+
+def _setup_batch(ctx: Any, inputs: tuple[Any, ...], output: Normalized) -> None:
+    x, weight, _, running_mean, running_var, ctx.training, _, ctx.eps = inputs
+    if ctx.training:
+        _setup(ctx, x, weight, None, None, output[1], output[2])
+    else:
+        # Nothing was saved; the buffers may change before the backward pass, as with torch.
+        ctx.mark_non_differentiable(output[1], output[2])
+        _setup(ctx, x, weight, running_mean, running_var, None, None)
+
+
+def _backward_batch(
+    ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
+) -> tuple[Any, ...]:
+    x, weight, running_mean, running_var, mean, rstd = ctx.saved_tensors
+    dx = dgamma = dbeta = None
+    if dy is not None:
+        mask = ctx.needs_input_grad[:3]
+        dx, dgamma, dbeta = torch.ops.normgrad.batch_norm_backward.default(
+            dy, x, weight, running_mean, running_var, mean, rstd, ctx.training, ctx.eps, mask
+        )
+    if ctx.needs_input_grad[0] and ctx.training:
+        shape = (-1, *(1,) * (x.dim() - 2))
+        dx = _through_statistics(dx, x, shape, (mean, rstd), (dmean, drstd))
+    return dx, dgamma, dbeta, None, None, None, None, None
+
+
+def _setup_layer(ctx: Any, inputs: tuple[Any, ...], output: Normalized) -> None:
+    x, ctx.shape, weight, bias, _ = inputs
+    _setup(ctx, x, weight, bias, output[1], output[2])
+
+
+def _backward_layer(
+    ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
+) -> tuple[Any, ...]:
+    x, weight, bias, mean, rstd = ctx.saved_tensors
+    dx = dgamma = dbeta = None
+    if dy is not None:
+        mask = [ctx.needs_input_grad[index] for index in (0, 2, 3)]
+        dx, dgamma, dbeta = torch.ops.normgrad.layer_norm_backward.default(
+            dy, x, ctx.shape, mean, rstd, weight, bias, mask
+        )
+    if ctx.needs_input_grad[0]:
+        dx = _through_statistics(dx, x, mean.shape, (mean, rstd), (dmean, drstd))
+    return dx, None, dgamma, dbeta, None
+
+
+def _setup_group(ctx: Any, inputs: tuple[Any, ...], output: Normalized) -> None:
+    x, weight, _, ctx.groups, _ = inputs
+    _setup(ctx, x, weight, output[1], output[2])
+
+
+def _backward_group(
+    ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
+) -> tuple[Any, ...]:
+    x, weight, mean, rstd = ctx.saved_tensors
+    dx = dgamma = dbeta = None
+    if dy is not None:
+        mask = ctx.needs_input_grad[:3]
+        dx, dgamma, dbeta = torch.ops.normgrad.group_norm_backward.default(
+            dy, x, mean, rstd, weight, ctx.groups, mask
+        )
+    if ctx.needs_input_grad[0] and (dmean is not None or drstd is not None):
+        grouped = x.reshape(x.shape[0], ctx.groups, -1)
+        like = None if dx is None else dx.reshape(grouped.shape)
+        shape = (*mean.shape, 1)
+        dx = _through_statistics(like, grouped, shape, (mean, rstd), (dmean, drstd))
+        dx = dx if dx is None else dx.reshape(x.shape)
+    return dx, dgamma, dbeta, None, None
+
+
+def _through_statistics(
+    dx: Tensor | None,
+    x: Tensor,
+    shape: Sequence[int],
+    statistics: tuple[Tensor, Tensor],
+    grads: tuple[Tensor | None, Tensor | None],
+) -> Tensor | None:
+    """Add what flows to x through mean and rstd: d mean = 1/m, d rstd = -rstd^3 (x - mean)/m."""
+    dmean, drstd = grads
+    if dmean is None and drstd is None:
+        return dx
+    mean, rstd = (one.reshape(shape) for one in statistics)
+    count = x.numel() // max(mean.numel(), 1)
+    through = 0.0 if dmean is None else dmean.reshape(shape) / count
+    if drstd is not None:
+        through = through - drstd.reshape(shape) * rstd**3 * (x - mean) / count
+    if dx is not None:
+        through = through + dx
+    return torch.as_tensor(through).to(x.dtype).expand_as(x)
+
+
+def _layer(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Normalized:
+    y, mean, rstd = normalize_rows(x, shape, weight, bias, eps)
+    return y, mean, rstd
+
+
+define("batch_norm", _BATCH, normalize_batch, _fake_batch)
+define("layer_norm", _LAYER, _layer, _fake_layer)
+define("group_norm", _GROUP, normalize_groups, _fake_group)
+differentiable("batch_norm", _setup_batch, _backward_batch, batching.batch_norm)
+differentiable("layer_norm", _setup_layer, _backward_layer, batching.layer_norm)
+differentiable("group_norm", _setup_group, _backward_group, batching.group_norm)
+# As torch does for its own on CUDA; on the CPU, and for batch norm, it leaves the types alone.
+torch.library.register_autocast("normgrad::layer_norm", "cuda", torch.float32, lib=LIBRARY)
+torch.library.register_autocast("normgrad::group_norm", "cuda", torch.float32, lib=LIBRARY)

@@ -1,0 +1,141 @@
+"""The operator library ``normgrad`` and how an operator of ours gets into torch's dispatcher."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from normgrad.spec import TensorSpec, dense_like
+
+Tensor = torch.Tensor
+
+
+def open_library(namespace: str, kind: str) -> Any:
+    """A ``torch.library.Library``, whose methods torch leaves untyped."""
+    return torch.library.Library(namespace, kind)  # type: ignore[no-untyped-call]
+
+
+LIBRARY: Final[Any] = open_library("normgrad", "DEF")
+NARROW: Final = (torch.float16, torch.bfloat16)
+
+
+def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Declare ``normgrad::name`` with one kernel for CPU and CUDA, and its shapes without data."""
+    LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, kernel, "CPU")
+    LIBRARY.impl(name, on_own_device(kernel), "CUDA")
+    torch.library.register_fake(f"normgrad::{name}", fake, lib=LIBRARY)
+
+
+def differentiable(
+    name: str,
+    setup: Callable[[Any, tuple[Any, ...], Any], None],
+    backward: Callable[..., tuple[Any, ...]],
+    batched: Callable[..., tuple[Any, Any]] | None = None,
+) -> None:
+    """Give an operator its derivative, and its rule under ``torch.func.vmap``.
+
+    ``torch.library.register_autograd`` would not do: its function has no setup_context, which
+    ``torch.func.grad`` asks for, and it takes no operator that updates buffers.
+    """
+    op = getattr(torch.ops.normgrad, name).default
+    defaults = tuple(argument.default_value for argument in op._schema.arguments)
+
+    def complete(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*args, *defaults[len(args) :])  # the dispatcher leaves defaults out
+
+    def forward(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        if batched is None:
+            msg = f"normgrad::{name} has no rule for torch.func.vmap"
+            raise NotImplementedError(msg)
+        padded = (*in_dims, *(None,) * (len(defaults) - len(in_dims)))
+        return batched(info.batch_size, padded, *complete(args))
+
+    def forward_and_setup(ctx: Any, *args: Any) -> Any:
+        results = forward(*args)
+        setup(ctx, args, results)
+        return results
+
+    # Two functions with one meaning: torch.func's transforms ask for the first form, whose apply
+    # looks at signatures for 40 us each time.
+    transformable: Any = type(
+        f"normgrad_{name}_transformable",
+        (torch.autograd.Function,),
+        {
+            "forward": staticmethod(forward),
+            "setup_context": staticmethod(setup),
+            "backward": staticmethod(backward),
+            "vmap": staticmethod(vmap),
+        },
+    )
+    plain: Any = type(
+        f"normgrad_{name}",
+        (torch.autograd.Function,),
+        {"forward": staticmethod(forward_and_setup), "backward": staticmethod(backward)},
+    )
+
+    def autograd(*args: Any) -> Any:
+        args = complete(args)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return plain.apply(*args)
+        return forward(*args)
+
+    def transformed(*args: Any) -> Any:
+        return transformable.apply(*complete(args))
+
+    LIBRARY.impl(name, autograd, "Autograd")
+    # Inside torch.func's transforms the function itself is what they know how to take apart.
+    LIBRARY.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
+
+
+def on_own_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel with its first tensor's device made the current one: launches go there."""
+
+    @functools.wraps(kernel)
+    def guarded(first: Tensor, *args: Any) -> Any:
+        if first.device.index == torch.cuda.current_device():
+            return kernel(first, *args)
+        with torch.cuda.device(first.device):
+            return kernel(first, *args)
+
+    return guarded
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What statistics of data of this type are kept in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def wide(tensor: Tensor | None) -> Tensor | None:
+    """A 16-bit tensor in float32, any other as it is."""
+    return tensor.float() if tensor is not None and tensor.dtype in NARROW else tensor
+
+
+def memory_format(tensor: Tensor) -> torch.memory_format:
+    """Channels-last where the tensor lies so, else contiguous."""
+    for rank, candidate in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if (
+            tensor.dim() == rank
+            and tensor.is_contiguous(memory_format=candidate)
+            and not tensor.is_contiguous()
+        ):
+            return candidate
+    return torch.contiguous_format
+
+
+def described(tensor: Tensor) -> TensorSpec:
+    """A tensor as the core sees it, sizes symbolic where torch's are."""
+    return TensorSpec(
+        tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch.")
+    )
+
+
+def empty_dense(tensor: Tensor) -> Tensor:
+    """A new tensor laid out as the core lays out ``grad_input``."""
+    dense = dense_like(described(tensor))
+    return tensor.new_empty_strided(dense.shape, dense.strides)

@@ -1,0 +1,139 @@
+"""``torch.nn``'s normalization modules with our backward pass.
+
+Each is a subclass of torch's: constructor, parameters, buffers and state dict are inherited.
+"""
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+import normgrad.torch.forward_ops  # noqa: F401  (defines the operators)
+
+Tensor = torch.Tensor
+
+
+def _check_enough(input: Tensor) -> None:
+    if input.shape[1] and input.numel() == input.shape[1]:
+        msg = f"Expected more than 1 value per channel when training, got input size {input.shape}"
+        raise ValueError(msg)
+
+
+def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
+    """The forward pass of every batch norm module, without synchronization."""
+    buffers: tuple[Tensor | None, Tensor | None] = (module.running_mean, module.running_var)
+    of_batch = module.training or buffers == (None, None)
+    if module.training and not module.track_running_stats:
+        buffers = (None, None)
+    if of_batch:
+        _check_enough(input)
+    counted = module.training and module.track_running_stats
+    tracked = module.num_batches_tracked if counted else None
+    momentum = module.momentum
+    if momentum is None:  # a plain average over all batches so far
+        momentum = 0.0 if tracked is None else 1.0 / (float(tracked) + 1.0)
+    y: Tensor = torch.ops.normgrad.batch_norm.default(
+        input, module.weight, module.bias, *buffers, of_batch, momentum, module.eps
+    )[0]
+    if tracked is not None:
+        tracked.add_(1)
+    return y
+
+
+class BatchNorm1d(nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize over all axes but the channels'."""
+        self._check_input_dim(input)
+        return batch_norm(self, input)
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """``torch.nn.BatchNorm2d``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize over all axes but the channels'."""
+        self._check_input_dim(input)
+        return batch_norm(self, input)
+
+
+class BatchNorm3d(nn.BatchNorm3d):
+    """``torch.nn.BatchNorm3d``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize over all axes but the channels'."""
+        self._check_input_dim(input)
+        return batch_norm(self, input)
+
+
+class LayerNorm(nn.LayerNorm):
+    """``torch.nn.LayerNorm``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize over the last axes."""
+        y: Tensor = torch.ops.normgrad.layer_norm.default(
+            input, self.normalized_shape, self.weight, self.bias, self.eps
+        )[0]
+        return y
+
+
+class GroupNorm(nn.GroupNorm):
+    """``torch.nn.GroupNorm``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize over each sample's groups of channels."""
+        y: Tensor = torch.ops.normgrad.group_norm.default(
+            input, self.weight, self.bias, self.num_groups, self.eps
+        )[0]
+        return y
+
+
+def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
+    """The forward pass of every instance norm module, on input with a batch axis."""
+    running_mean, running_var = module.running_mean, module.running_var
+    if module.track_running_stats and not module.training:  # as batch norm's inference
+        y: Tensor = torch.ops.normgrad.batch_norm.default(
+            input, module.weight, module.bias, running_mean, running_var, False, 0.0, module.eps
+        )[0]
+        return y
+    samples, channels = input.shape[:2]
+    if input.numel() == samples * channels:
+        shape = tuple(input.shape)
+        msg = f"Expected more than 1 spatial element when training, got input size {shape}"
+        raise ValueError(msg)
+    y, mean, rstd = torch.ops.normgrad.group_norm.default(
+        input, module.weight, module.bias, channels, module.eps
+    )
+    if running_mean is not None and running_var is not None and samples:
+        with torch.no_grad():
+            _track_instances(module, input, mean, rstd)
+    return y
+
+
+def _track_instances(module: _InstanceNorm, input: Tensor, mean: Tensor, rstd: Tensor) -> None:
+    """The buffers follow the samples' average mean and unbiased variance."""
+    count = input.numel() // mean.numel()
+    variance = (rstd.double() ** -2 - module.eps).clamp(min=0.0) * (count / (count - 1))
+    assert module.running_mean is not None
+    assert module.running_var is not None
+    for buffer, values in ((module.running_mean, mean), (module.running_var, variance)):
+        step = module.momentum or 0.0
+        buffer.mul_(1.0 - step).add_(values.mean(0).to(buffer.dtype), alpha=step)
+
+
+class _Instances(_InstanceNorm):
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
+        return instance_norm(self, input)
+
+
+class InstanceNorm1d(_Instances, nn.InstanceNorm1d):
+    """``torch.nn.InstanceNorm1d``."""
+
+
+class InstanceNorm2d(_Instances, nn.InstanceNorm2d):
+    """``torch.nn.InstanceNorm2d``."""
+
+
+class InstanceNorm3d(_Instances, nn.InstanceNorm3d):
+    """``torch.nn.InstanceNorm3d``."""

@@ -1,0 +1,138 @@
+"""``enable()``: torch's own backward operators computed by us, in an unchanged program."""
+
+import threading
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch
+
+from normgrad import backends
+from normgrad.errors import NormgradError, OptionError
+from normgrad.torch import adapters, cpu_sync
+from normgrad.torch.counting import count
+from normgrad.torch.library import on_own_device, open_library
+
+BACKWARD: Final = (
+    "native_batch_norm_backward",
+    "cudnn_batch_norm_backward",
+    "native_layer_norm_backward",
+    "native_group_norm_backward",
+    "batch_norm_backward_reduce",
+    "batch_norm_backward_elemt",
+)
+# What torch has on CUDA only.
+CPU_FORWARD: Final = ("batch_norm_stats", "batch_norm_gather_stats_with_counts", "batch_norm_elemt")
+_ONLY_CUDA: Final = ("cudnn_batch_norm_backward",)
+
+
+class _State:
+    """What is registered now."""
+
+    lock = threading.RLock()
+    library: Any = None
+    backend: str | None = None
+
+
+class enable:  # noqa: N801  (used as a function, and in a with statement)
+    """Override torch's backward operators, for CPU and CUDA, until ``disable()``.
+
+    In a ``with`` statement: until its end, which brings back what was before. ``backend`` names one
+    for all calls; by default it is the fast one of each device ("cpu" or "cuda"). What it refuses
+    goes to torch's own kernel; ``report()`` tells.
+    """
+
+    def __init__(self, *, backend: str | None = None) -> None:
+        if backend is not None and backend not in backends.NAMES:
+            known = ", ".join(repr(name) for name in backends.NAMES)
+            raise OptionError("backend", f"must be None or one of {known}", repr(backend))
+        with _State.lock:
+            self._before = (_State.library is not None, _State.backend)
+            _switch(True, backend)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _switch(*self._before)
+
+
+def disable() -> None:
+    """Give torch its own backward operators back."""
+    _switch(False, None)
+
+
+def enabled() -> bool:
+    """Whether torch's backward operators are ours now."""
+    return _State.library is not None
+
+
+def _switch(on: bool, backend: str | None) -> None:
+    with _State.lock:
+        _State.backend = backend
+        if on and _State.library is None:
+            _State.library = _register()
+        elif not on and _State.library is not None:
+            _State.library._destroy()
+            _State.library = None
+
+
+def _register() -> Any:
+    # Kernels are looked up before ours shadow them.
+    library = open_library("aten", "IMPL")
+    with warnings.catch_warnings():
+        # Torch says once that a kernel was replaced: that is what the user asked for.
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+        for name in BACKWARD:
+            for key in ("CPU", "CUDA"):
+                original = _kernel(name, key)
+                if original is not None:
+                    library.impl(name, _ours(name, key, original), key, with_keyset=True)
+                elif key == "CPU" and name not in _ONLY_CUDA:
+                    library.impl(name, _ours(name, key, None), key, with_keyset=True)
+        for name in CPU_FORWARD:
+            if _kernel(name, "CPU") is None:
+                library.impl(name, getattr(cpu_sync, name), "CPU")
+    return library
+
+
+def _kernel(name: str, key: str) -> Any:
+    """Torch's kernel for an operator; None where it has none."""
+    try:
+        return torch.library.get_kernel(f"aten::{name}", key)
+    except RuntimeError:
+        return None
+
+
+def _ours(name: str, key: str, original: Any) -> Callable[..., Any]:
+    compute = getattr(adapters, name)
+    device = key.lower()
+    if key == "CUDA":
+        compute = _guarded(compute)
+
+    def kernel(keyset: Any, *args: Any) -> Any:
+        try:
+            results = compute(_State.backend or device, *args)
+        except NormgradError as error:
+            if original is None:
+                raise
+            count(name, device, "torch", str(error))
+            return original.call_boxed(keyset, *args)
+        count(name, device, "normgrad")
+        return results
+
+    return kernel
+
+
+def _guarded(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def swapped(first: Any, backend: str, *rest: Any) -> Any:
+        return compute(backend, first, *rest)
+
+    guarded = on_own_device(swapped)
+    return lambda backend, first, *rest: guarded(first, backend, *rest)

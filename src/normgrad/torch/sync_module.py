@@ -1,0 +1,95 @@
+"""``SyncBatchNorm``: batch norm over the batch of all ranks."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+import normgrad.torch.sync_ops  # noqa: F401  (defines the operators)
+from normgrad.torch.modules import batch_norm
+from normgrad.torch.statistics import Joined, update_running
+
+Tensor = torch.Tensor
+
+
+class SyncBatchNorm(_BatchNorm):
+    """``torch.nn.SyncBatchNorm``, on the CPU too.
+
+    Not a subclass of torch's: DistributedDataParallel refuses that one on the CPU.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: Any = None,
+        device: Any = None,
+        dtype: Any = None,
+        **bias: bool,  # newer versions of torch take ``bias``
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype, **bias
+        )
+        self.process_group = process_group
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            msg = f"expected at least 2D input (got {input.dim()}D input)"
+            raise ValueError(msg)
+        if input.shape[1] == 0:
+            msg = "SyncBatchNorm number of input channels should be non-zero"
+            raise ValueError(msg)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize by the statistics of all ranks' batches together."""
+        self._check_input_dim(input)
+        group = _group_to_join(self.process_group) if self.training else None
+        if group is None:
+            return batch_norm(self, input)
+        y, mean, _, variance, count = torch.ops.normgrad.sync_batch_norm.default(
+            input, self.weight, self.bias, self.eps, group
+        )
+        # The collective is behind us: from here on nothing can fail on one rank alone.
+        if self.track_running_stats:
+            with torch.no_grad():
+                self._track(Joined(mean.double(), variance, count))
+        output: Tensor = y
+        return output
+
+    def _track(self, joined: Joined) -> None:
+        momentum: float | Tensor | None = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        if momentum is None:  # a plain average over all batches so far, without asking the device
+            assert self.num_batches_tracked is not None
+            momentum = 1.0 / self.num_batches_tracked.double()
+        if self.running_mean is not None and self.running_var is not None:
+            update_running(self.running_mean, self.running_var, joined, momentum)
+
+
+def _group_to_join(group: Any) -> str | None:
+    """The name of the process group; None where there is nobody to synchronize with."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    group = dist.group.WORLD if group is None else group
+    if group is None or dist.get_world_size(group) < 2:
+        return None
+    name: str = group.group_name
+    return name
+
+
+def convert_sync_batchnorm(model: nn.Module, process_group: Any = None) -> nn.Module:
+    """Turn every batch norm of a model into a ``SyncBatchNorm``, in place; returns the model.
+
+    Parameters, buffers, hooks and the modules themselves stay the objects that they were.
+    """
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            object.__setattr__(module, "__class__", SyncBatchNorm)
+            module.process_group = process_group
+    return model

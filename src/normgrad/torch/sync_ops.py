@@ -1,0 +1,146 @@
+"""Synchronized batch norm as two operators, each with one collective.
+
+To the compiler an operator is one opaque node, so the collectives need no tracing. Forward gathers
+(mean, variance, count) of every rank in float64: counts are exact up to 2**53 and the joined
+statistics do not depend on how the batch was split, up to rounding. Backward adds two sums over the
+ranks. Nothing waits for the device and no shape depends on data, so a CUDA graph can capture both.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from normgrad import functional
+from normgrad.torch import statistics
+from normgrad.torch.library import (
+    Tensor,
+    define,
+    differentiable,
+    empty_dense,
+    memory_format,
+    statistics_dtype,
+)
+
+_FORWARD = (
+    "(Tensor input, Tensor? weight, Tensor? bias, float eps, str group) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+_BACKWARD = (
+    "(Tensor grad_out, Tensor input, Tensor? weight, Tensor mean, Tensor invstd, Tensor count, "
+    "bool[3] output_mask, str group) -> (Tensor, Tensor, Tensor)"
+)
+
+Three = tuple[Tensor | None, Tensor | None, Tensor | None]
+Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def group_of(name: str) -> Any:
+    """The process group of this name."""
+    from torch.distributed import distributed_c10d
+
+    return vars(distributed_c10d)["_resolve_process_group"](name)
+
+
+def _sync_batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: str
+) -> Five:
+    """Returns y, then mean, invstd, variance and count of the batch of all ranks."""
+    channels = x.shape[1]
+    process_group = group_of(group)
+    x = x.contiguous(memory_format=memory_format(x))
+    mine = x.new_empty(2 * channels + 1, dtype=torch.float64)
+    mean, variance = statistics.moments(x)
+    mine[:channels] = mean
+    mine[channels:-1] = variance
+    mine[-1:].fill_(x.numel() // channels)
+    everyone = mine.new_empty(process_group.size(), mine.numel())
+    # The base collective exists in gloo and nccl alike, and on every version of torch.
+    process_group._allgather_base(everyone.view(-1), mine).wait()
+    joined = statistics.join(everyone[:, :channels], everyone[:, channels:-1], everyone[:, -1])
+    dtype = statistics_dtype(x.dtype)
+    invstd = torch.rsqrt(joined.variance + eps).to(dtype)
+    mean = joined.mean.to(dtype)
+    y = statistics.normalize(x, weight, bias, mean, invstd)
+    return y, mean, invstd, joined.variance, joined.total
+
+
+def _sync_batch_norm_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
+    count: Tensor,
+    mask: Sequence[bool],
+    group: str,
+) -> Three:
+    channels = x.shape[1]
+    sums = functional.batch_norm_reduce_backward(
+        dy, x, mean, invstd, weight, output_mask=(mask[0], mask[0], mask[1], mask[2])
+    )
+    if not mask[0]:
+        return None, sums.grad_weight, sums.grad_bias
+    both = torch.cat((sums.sum_dy, sums.sum_dy_xmu))
+    group_of(group).allreduce([both]).wait()
+    dx = functional.batch_norm_elemt_backward(
+        dy, x, mean, invstd, weight, both[:channels], both[channels:], count
+    )
+    return dx, sums.grad_weight, sums.grad_bias
+
+
+def _fake_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: str
+) -> Five:
+    dtype = statistics_dtype(x.dtype)
+    vector = x.new_empty(x.shape[1], dtype=dtype)
+    return (
+        torch.empty_like(x, memory_format=memory_format(x)),
+        vector,
+        torch.empty_like(vector),
+        torch.empty_like(vector, dtype=torch.float64),
+        x.new_empty(1, dtype=torch.float64),
+    )
+
+
+def _fake_backward(dy: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> Three:
+    mask = rest[3]
+    of = x if weight is None else weight
+    return (
+        empty_dense(x) if mask[0] else None,
+        of.new_empty(x.shape[1]) if mask[1] else None,
+        of.new_empty(x.shape[1]) if mask[2] else None,
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Five) -> None:
+    x, weight, _, _, ctx.group = inputs
+    _, mean, invstd, variance, count = output
+    ctx.mark_non_differentiable(mean, invstd, variance, count)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, mean, invstd, count)
+
+
+def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
+    x, weight, mean, invstd, count = ctx.saved_tensors
+    if dy is None:  # other ranks wait for this one's sums
+        dy = torch.zeros_like(x)
+    grads = torch.ops.normgrad.sync_batch_norm_backward.default(
+        dy, x, weight, mean, invstd, count, ctx.needs_input_grad[:3], ctx.group
+    )
+    return (*grads, None, None)
+
+
+def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: Three) -> None:
+    pass
+
+
+def _second(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    msg = "synchronized batch norm can be differentiated once only (torch's own likewise)"
+    raise NotImplementedError(msg)
+
+
+define("sync_batch_norm", _FORWARD, _sync_batch_norm, _fake_forward)
+define("sync_batch_norm_backward", _BACKWARD, _sync_batch_norm_backward, _fake_backward)
+differentiable("sync_batch_norm", _setup, _backward)
+differentiable("sync_batch_norm_backward", _setup_second, _second)

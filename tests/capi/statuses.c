@@ -1,0 +1,213 @@
+/* Every status of the aclnn side that a C program can meet. The argument says which part. */
+
+#include "layer.h"
+
+static void runtime(void)
+{
+    void *memory = NULL, *host = NULL;
+    aclrtContext context = NULL;
+    aclrtStream stream = NULL;
+    int32_t device = -1;
+    uint32_t devices = 0;
+    int64_t value = -1;
+    char bytes[8] = "0123456";
+    EXPECT(aclFinalize(), ACL_ERROR_UNINITIALIZE);
+    EXPECT(aclInit(NULL), ACL_SUCCESS);
+    EXPECT(aclInit("acl.json"), ACL_ERROR_REPEAT_INITIALIZE);
+    EXPECT(aclrtMalloc(&memory, 8, ACL_MEM_MALLOC_HUGE_FIRST), ACL_ERROR_RT_CONTEXT_NULL);
+    EXPECT(aclrtSetDevice(77), ACL_ERROR_RT_INVALID_DEVICEID);
+    EXPECT(strstr(aclGetRecentErrMsg(), "aclrtSetDevice: deviceId") != NULL, 1);
+    EXPECT(aclrtSetDevice(0), ACL_SUCCESS);
+    EXPECT(aclrtGetDevice(NULL), ACL_ERROR_INVALID_PARAM);
+    EXPECT(strcmp(aclGetRecentErrMsg(), "aclrtGetDevice: deviceId must not be null"), 0);
+    EXPECT(aclrtGetDevice(&device), ACL_SUCCESS);
+    EXPECT(device, 0);
+    EXPECT(aclrtGetDeviceCount(&devices), ACL_SUCCESS);
+    EXPECT(devices, 1);
+    EXPECT(strncmp(aclrtGetSocName(), "Ascend", 6), 0);
+
+    EXPECT(aclrtCreateContext(&context, 0), ACL_SUCCESS);
+    aclrtContext current = NULL;
+    EXPECT(aclrtGetCurrentContext(&current), ACL_SUCCESS);
+    EXPECT(current == context, 1);
+    EXPECT(aclrtSetCurrentContext(NULL), ACL_ERROR_INVALID_PARAM);
+    EXPECT(aclrtCtxSetSysParamOpt(ACL_OPT_DETERMINISTIC, 2), ACL_SUCCESS);
+    EXPECT(aclrtCtxGetSysParamOpt(ACL_OPT_DETERMINISTIC, &value), ACL_SUCCESS);
+    EXPECT(value, 2);
+    EXPECT(aclrtCtxSetSysParamOpt(ACL_OPT_DETERMINISTIC, 9), ACL_ERROR_INVALID_PARAM);
+    EXPECT(aclrtDestroyContext(context), ACL_SUCCESS);
+    EXPECT(aclrtDestroyContext(context), ACL_ERROR_RT_CONTEXT_NULL);
+    EXPECT(aclrtSetDevice(0), ACL_SUCCESS);
+
+    EXPECT(aclrtCreateStream(NULL), ACL_ERROR_INVALID_PARAM);
+    EXPECT(aclrtCreateStream(&stream), ACL_SUCCESS);
+    EXPECT(aclrtSynchronizeStream(stream), ACL_SUCCESS);
+    EXPECT(aclrtSynchronizeStream(NULL), ACL_SUCCESS);
+    EXPECT(aclrtSynchronizeDevice(), ACL_SUCCESS);
+    EXPECT(aclrtDestroyStream(stream), ACL_SUCCESS);
+    EXPECT(aclrtDestroyStream(stream), ACL_ERROR_RT_STREAM_CONTEXT);
+    EXPECT(aclrtSynchronizeStream((aclrtStream)bytes), ACL_ERROR_RT_STREAM_CONTEXT);
+
+    EXPECT(aclrtMalloc(NULL, 8, ACL_MEM_MALLOC_HUGE_FIRST), ACL_ERROR_INVALID_PARAM);
+    EXPECT(aclrtMalloc(&memory, (size_t)1 << 60, ACL_MEM_MALLOC_HUGE_FIRST), ACL_ERROR_BAD_ALLOC);
+    EXPECT(aclrtMalloc(&memory, 8, (aclrtMemMallocPolicy)9), ACL_ERROR_INVALID_PARAM);
+    EXPECT(memory == NULL, 1);
+    EXPECT(aclrtMalloc(&memory, 8, ACL_MEM_MALLOC_NORMAL_ONLY), ACL_SUCCESS);
+    EXPECT(aclrtMallocHost(&host, 8), ACL_SUCCESS);
+    EXPECT(aclrtMemset(memory, 8, 'z', 8), ACL_SUCCESS);
+    EXPECT(aclrtMemcpy(host, 8, memory, 8, ACL_MEMCPY_DEVICE_TO_HOST), ACL_SUCCESS);
+    EXPECT(memcmp(host, "zzzzzzzz", 8), 0);
+    EXPECT(aclrtMemcpy(memory, 8, bytes, 8, ACL_MEMCPY_HOST_TO_DEVICE), ACL_SUCCESS);
+    EXPECT(aclrtMemcpyAsync(host, 8, memory, 8, ACL_MEMCPY_DEVICE_TO_HOST, NULL), ACL_SUCCESS);
+    EXPECT(memcmp(host, bytes, 8), 0);
+    EXPECT(aclrtMemcpy(memory, 4, bytes, 8, ACL_MEMCPY_HOST_TO_DEVICE), ACL_ERROR_INVALID_PARAM);
+    EXPECT(aclrtMemcpy(NULL, 8, bytes, 8, ACL_MEMCPY_HOST_TO_DEVICE), ACL_ERROR_INVALID_PARAM);
+    EXPECT(aclrtMemcpy(NULL, 8, NULL, 0, ACL_MEMCPY_HOST_TO_DEVICE), ACL_SUCCESS);
+    EXPECT(aclrtFree(memory), ACL_SUCCESS);
+    EXPECT(aclrtFree(memory), ACL_ERROR_INVALID_PARAM);
+    EXPECT(aclrtFree(bytes), ACL_ERROR_INVALID_PARAM);
+    EXPECT(aclrtFreeHost(host), ACL_SUCCESS);
+    EXPECT(aclrtFreeHost(NULL), ACL_ERROR_INVALID_PARAM);
+    EXPECT(aclrtResetDevice(0), ACL_SUCCESS);
+    EXPECT(aclFinalize(), ACL_SUCCESS);
+}
+
+static void tensors(void)
+{
+    const int64_t dims[2] = {2, 3}, strides[2] = {-4, 1}, negative[1] = {-1};
+    float data[16] = {0};
+    int64_t *shape = NULL, *steps = NULL, *storage = NULL, offset = 0;
+    uint64_t rank = 0, count = 0;
+    aclFormat format = ACL_FORMAT_UNDEFINED;
+    aclDataType dtype = ACL_DT_UNDEFINED;
+    aclTensor* tensor = aclCreateTensor(dims, 2, ACL_BF16, strides, 5, ACL_FORMAT_NCHW, dims + 1,
+                                        1, data);
+    EXPECT(aclGetViewShape(tensor, &shape, &rank), 0);
+    EXPECT(rank == 2 && shape[0] == 2 && shape[1] == 3, 1);
+    EXPECT(aclGetViewStrides(tensor, &steps, &rank), 0);
+    EXPECT(steps[0] == -4 && steps[1] == 1, 1);
+    EXPECT(aclGetStorageShape(tensor, &storage, &count), 0);
+    EXPECT(count == 1 && storage[0] == 3, 1);
+    EXPECT(aclGetViewOffset(tensor, &offset), 0);
+    EXPECT(offset, 5);
+    EXPECT(aclGetFormat(tensor, &format), 0);
+    EXPECT(format, ACL_FORMAT_NCHW);
+    EXPECT(aclGetDataType(tensor, &dtype), 0);
+    EXPECT(dtype, ACL_BF16);
+    free(shape), free(steps), free(storage);
+    EXPECT(aclGetViewShape(tensor, NULL, &rank), ACLNN_ERR_PARAM_NULLPTR);
+    EXPECT(aclGetDataType(NULL, &dtype), ACLNN_ERR_PARAM_NULLPTR);
+    EXPECT(aclDestroyTensor(tensor), 0);
+    EXPECT(aclDestroyTensor(tensor), ACLNN_ERR_PARAM_INVALID);
+    EXPECT(aclGetViewOffset(tensor, &offset), ACLNN_ERR_PARAM_INVALID);
+    EXPECT(aclDestroyTensor((aclTensor*)data), ACLNN_ERR_PARAM_INVALID);
+    EXPECT(aclDestroyTensor(NULL), 0);
+    EXPECT(aclDestroyBoolArray(NULL) || aclDestroyIntArray(NULL), 0);
+    EXPECT(aclCreateTensor(negative, 1, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, dims, 1, data) == NULL, 1);
+    EXPECT(aclCreateTensor(NULL, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, dims, 1, data) == NULL, 1);
+    EXPECT(strstr(aclGetRecentErrMsg(), "viewDims must not be null") != NULL, 1);
+    EXPECT(aclCreateTensor(dims, 1, (aclDataType)99, NULL, 0, ACL_FORMAT_ND, dims, 1, data) == NULL,
+           1);
+    aclTensor* scalar = aclCreateTensor(NULL, 0, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, NULL, 0, data);
+    EXPECT(scalar != NULL, 1);
+    EXPECT(aclDestroyTensor(scalar), 0);
+    aclIntArray* none = aclCreateIntArray(NULL, 0);
+    EXPECT(none != NULL, 1);
+    EXPECT(aclDestroyIntArray(none), 0);
+    EXPECT(aclDestroyIntArray(none), ACLNN_ERR_PARAM_INVALID);
+}
+
+static void stages(void)
+{
+    struct layer l;
+    uint64_t bytes = 7;
+    aclOpExecutor *executor = (aclOpExecutor*)&l, *kept;
+    char workspace[4096];
+    aclrtStream gone = NULL;
+    EXPECT(aclInit(NULL) || aclrtSetDevice(0), 0);
+    layer_make(&l);
+    layer_poison(&l);
+    EXPECT(layer_plan(&l, NULL, &executor), ACLNN_ERR_PARAM_NULLPTR);
+    EXPECT(strstr(aclGetRecentErrMsg(), "workspaceSize must not be null") != NULL, 1);
+    EXPECT(layer_plan(&l, &bytes, NULL), ACLNN_ERR_PARAM_NULLPTR);
+    aclTensor* x = l.tx;
+    l.tx = NULL;
+    EXPECT(layer_plan(&l, &bytes, &executor), ACLNN_ERR_PARAM_NULLPTR);
+    EXPECT(strstr(aclGetRecentErrMsg(), "input must not be null") != NULL, 1);
+    l.tx = l.tgamma;
+    EXPECT(layer_plan(&l, &bytes, &executor), ACLNN_ERR_PARAM_INVALID);
+    l.tx = (aclTensor*)workspace;
+    EXPECT(layer_plan(&l, &bytes, &executor), ACLNN_ERR_PARAM_INVALID);
+    l.tx = x;
+    EXPECT(bytes == 7 && executor == (aclOpExecutor*)&l, 1);
+
+    EXPECT(layer_plan(&l, &bytes, &executor), 0);
+    EXPECT(aclnnLayerNormBackward(workspace, bytes, NULL, NULL), ACLNN_ERR_PARAM_NULLPTR);
+    EXPECT(aclnnLayerNormBackward(NULL, bytes + 1, executor, NULL), ACLNN_ERR_PARAM_NULLPTR);
+    if (bytes > 0)
+        EXPECT(aclnnLayerNormBackward(workspace, bytes - 1, executor, NULL),
+               ACLNN_ERR_PARAM_INVALID);
+    EXPECT(aclrtCreateStream(&gone) || aclrtDestroyStream(gone), 0);
+    EXPECT(aclnnLayerNormBackward(workspace, bytes, executor, gone), ACLNN_ERR_RUNTIME_ERROR);
+    EXPECT(isnan(l.dx[0]) && isnan(l.dgamma[1]), 1);
+    EXPECT(aclnnLayerNormBackward(workspace, bytes, executor, NULL), 0);
+    EXPECT(layer_right(&l), 1);
+    kept = executor;
+    EXPECT(aclnnLayerNormBackward(workspace, bytes, kept, NULL), ACLNN_ERR_INNER_NULLPTR);
+    EXPECT(strstr(aclGetRecentErrMsg(), "aclnnLayerNormBackward must not be used again") != NULL, 1);
+    EXPECT(aclSetAclOpExecutorRepeatable(kept), ACLNN_ERR_INNER_NULLPTR);
+    EXPECT(aclSetAclOpExecutorRepeatable(NULL), ACLNN_ERR_PARAM_NULLPTR);
+    EXPECT(aclDestroyAclOpExecutor(kept), ACLNN_ERR_INNER_NULLPTR);
+    EXPECT(aclDestroyAclOpExecutor((aclOpExecutor*)l.tx), ACLNN_ERR_INNER_NULLPTR);
+    EXPECT(aclDestroyAclOpExecutor((aclOpExecutor*)workspace), ACLNN_ERR_INNER_NULLPTR);
+    EXPECT(aclDestroyAclOpExecutor(NULL), 0);
+    /* A handle is never handed out twice: the old one stays dead whatever comes after. */
+    for (int i = 0; i < 2000; i++) {
+        EXPECT(layer_plan(&l, &bytes, &executor), 0);
+        EXPECT(executor == kept, 0);
+        EXPECT(aclnnLayerNormBackward(workspace, bytes, kept, NULL), ACLNN_ERR_INNER_NULLPTR);
+        EXPECT(aclDestroyAclOpExecutor(executor), 0);
+    }
+    /* More than 65536 executors at once are a leak. */
+    int status = 0;
+    long many = 0;
+    while (many < 70000 && (status = layer_plan(&l, &bytes, &executor)) == 0)
+        many++;
+    EXPECT(status, ACLNN_ERR_INNER_CREATE_EXECUTOR);
+    EXPECT(many, 65536);
+    EXPECT(layer_drop(&l), 0);
+}
+
+/* Settings of the environment that make a stage 1 or a device impossible. */
+static void settings(int want_device, int want_plan)
+{
+    struct layer l;
+    uint64_t bytes = 0;
+    aclOpExecutor* executor = NULL;
+    void* memory = NULL;
+    EXPECT(aclInit(NULL), 0);
+    int device = aclrtSetDevice(0);
+    if (device == 0)
+        device = aclrtMalloc(&memory, 8, ACL_MEM_MALLOC_HUGE_FIRST);
+    EXPECT(device, want_device);
+    layer_make(&l);
+    EXPECT(layer_plan(&l, &bytes, &executor), want_plan);
+}
+
+int main(int count, char** words)
+{
+    const char* part = count > 1 ? words[1] : "";
+    if (!strcmp(part, "runtime"))
+        runtime();
+    else if (!strcmp(part, "tensors"))
+        tensors();
+    else if (!strcmp(part, "stages"))
+        stages();
+    else if (!strcmp(part, "settings") && count == 4)
+        settings(atoi(words[2]), atoi(words[3]));
+    else
+        return 9;
+    if (!complaints)
+        printf("right\n");
+    return complaints != 0;
+}

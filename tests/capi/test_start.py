@@ -1,0 +1,207 @@
+"""Where the library finds Python, and what it says when it does not."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from normgrad.capi import build, signatures
+
+from .conftest import HERE, SRC, Library, execute, plain_environment
+
+NO_PYTHON = 3  # once.c: every function has returned its status
+
+
+def environments():
+    activated = {**plain_environment(), "VIRTUAL_ENV": sys.prefix}
+    activated["PATH"] = f"{sys.prefix}/bin:{activated.get('PATH', '')}"
+    return {
+        "activated": activated,
+        "bare-path": {"PATH": "/usr/bin:/bin"},
+        "empty": {},
+        "bad-pythonhome": {"PYTHONHOME": "/nonexistent", "PYTHONPATH": "/nonexistent"},
+        "pythonhome-of-venv": {"PYTHONHOME": sys.prefix},
+        "other-locale": {"LC_ALL": "C", "LANG": "de_DE.UTF-8"},
+    }
+
+
+@pytest.mark.parametrize("name", environments())
+def test_starts_in_every_environment(capi, name):
+    done = capi.run("once.c", environment=environments()[name])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
+
+
+def refused(done, words):
+    assert done.returncode == NO_PYTHON, done.stdout + done.stderr
+    assert done.stdout.startswith("status 500000: ")
+    assert words in done.stdout
+    assert len(done.stderr.splitlines()) == 1  # said once, however many calls fail
+    assert words in done.stderr
+
+
+def test_interpreter_that_is_not_there(capi):
+    done = capi.run("once.c", NORMGRAD_PYTHON="/nonexistent/python")
+    refused(done, "there is no interpreter /nonexistent/python")
+
+
+def test_missing_package(capi, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_roots", lambda: [str(SRC)])
+    build.build(tmp_path / "prefix")
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+    done = Library(tmp_path / "prefix", tmp_path).run("once.c", NORMGRAD_PYTHON=str(python))
+    refused(done, "ModuleNotFoundError: No module named")
+
+
+def test_packages_that_only_the_builder_could_see(capi, tmp_path):
+    """As with PYTHONPATH at the time of the build."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    done = capi.run("once.c", NORMGRAD_PYTHON=str(tmp_path / "bare" / "bin" / "python"))
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_another_version_of_normgrad(capi, tmp_path, monkeypatch):
+    monkeypatch.setattr(signatures, "digest", lambda: "of-another-tree")
+    build.build(tmp_path / "prefix")
+    done = Library(tmp_path / "prefix", tmp_path).run("once.c")
+    refused(done, "run 'normgrad build-capi'")
+
+
+def test_another_version_of_python(capi, tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_python_version", lambda: "3.99")
+    build.build(tmp_path / "prefix")
+    done = Library(tmp_path / "prefix", tmp_path).run("once.c")
+    refused(done, "the library was built for Python 3.99")
+
+
+def test_libpython_that_is_gone(capi, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "libpython", lambda: Path("/nonexistent/libpython3.so"))
+    build.build(tmp_path / "prefix")
+    done = Library(tmp_path / "prefix", tmp_path).run("once.c")
+    refused(done, "cannot load Python")
+
+
+def test_a_library_that_was_copied_alone(capi, tmp_path):
+    program = tmp_path / "once"
+    shutil.copy(capi.prefix / "lib64" / build.LIBRARY, tmp_path / "libascendcl.so")
+    flags = [f"-I{capi.prefix}/include", f"-L{tmp_path}", f"-Wl,-rpath,{tmp_path}"]
+    line = ["gcc", str(HERE / "once.c"), *flags, "-lascendcl", "-lm", "-o", str(program)]
+    subprocess.run(line, check=True)
+    refused(execute(program), "is missing: run 'normgrad build-capi'")
+
+
+def other_pythons():
+    here = sysconfig.get_python_version()
+    homes = [Path.home() / ".pyenv" / "versions", Path("/usr/bin"), Path("/usr/local/bin")]
+    found = {}
+    for minor in range(8, 16):
+        name = f"python3.{minor}"
+        places = [*homes[0].glob(f"3.{minor}.*/bin/{name}"), homes[1] / name, homes[2] / name]
+        for place in places:
+            if place.exists() and f"3.{minor}" != here:
+                found[f"3.{minor}"] = place
+    return found
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.12", "3.13", "3.14"])
+def test_a_python_of_another_version_is_told(capi, version):
+    found = other_pythons().get(version)
+    if found is None:
+        pytest.skip(f"there is no Python {version} on this machine, or it is our own")
+    script = "import ctypes, sys; l = ctypes.CDLL(sys.argv[1]); print(l.infinirtInit())"
+    library = capi.prefix / "lib" / "libinfinirt.so"
+    done = execute(found, "-c", script, str(library))
+    assert done.stdout == "1\n"
+    assert f"this process runs Python {version}" in done.stderr
+
+
+CTYPES = """
+import ctypes, sys, torch
+lib = ctypes.CDLL(sys.argv[1] + "/lib/libinfiniop.so")
+rt = ctypes.CDLL(sys.argv[1] + "/lib/libinfinirt.so")
+P, Z = ctypes.c_void_p, ctypes.c_size_t
+
+class Handle(ctypes.Structure):
+    _fields_ = [("device", ctypes.c_int), ("device_id", ctypes.c_int)]
+
+def ok(status):
+    assert status == 0, status
+
+ok(rt.infinirtInit())
+handle, desc, size = ctypes.POINTER(Handle)(), ctypes.POINTER(Handle)(), Z()
+ok(lib.infiniopCreateHandle(ctypes.byref(handle)))
+assert (handle.contents.device, handle.contents.device_id) == (0, 0)
+torch.manual_seed(0)
+x = torch.randn(5, 3, 7) * 3 + 100
+dy = torch.randn(5, 3, 7)
+weight = torch.randn(3)
+mean, var = x.mean((0, 2)), x.var((0, 2), unbiased=False)
+out = [torch.full_like(x, float("nan")), torch.full_like(weight, float("nan")),
+       torch.full_like(weight, float("nan"))]
+tensors = [*out, x, dy, weight, mean, var]
+descs = []
+for tensor in tensors:
+    made = P()
+    shape = (Z * tensor.dim())(*tensor.shape)
+    steps = (ctypes.c_ssize_t * tensor.dim())(*tensor.stride())
+    ok(lib.infiniopCreateTensorDescriptor(ctypes.byref(made), Z(tensor.dim()), shape, steps, 13))
+    descs.append(made)
+ok(lib.infiniopCreateBatchNormBackwardDescriptor(handle, ctypes.byref(desc), *descs))
+ok(lib.infiniopGetBatchNormBackwardWorkspaceSize(desc, ctypes.byref(size)))
+scratch = torch.empty(max(size.value, 1), dtype=torch.uint8)
+ok(lib.infiniopBatchNormBackward(desc, P(scratch.data_ptr()), size,
+   *[P(tensor.data_ptr()) for tensor in tensors], None))
+wide = x.double().requires_grad_()
+w, b = weight.double().requires_grad_(), torch.zeros(3, dtype=torch.double, requires_grad=True)
+torch.nn.functional.batch_norm(wide, None, None, w, b, True, 0.0, 1e-12).backward(dy.double())
+for got, want in zip(out, (wide.grad, w.grad, b.grad)):
+    torch.testing.assert_close(got.double(), want, rtol=2e-4, atol=2e-4)
+# The same interpreter: the library's Python side is a module of this very process.
+assert "normgrad.capi.bridge" in sys.modules
+# A caller that holds the GIL, on purpose, does not lock up.
+held = ctypes.PyDLL(sys.argv[1] + "/lib/libinfinirt.so")
+assert held.infinirtDeviceSynchronize() == 0
+print("right")
+"""
+
+
+def test_torch_tensors_by_ctypes_in_one_interpreter(capi):
+    pytest.importorskip("torch")
+    done = execute(Path(sys.executable), "-c", CTYPES, str(capi.prefix), PYTHONPATH=str(SRC))
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+HELD = """
+import ctypes, sys, threading
+lib = ctypes.PyDLL(sys.argv[1] + "/lib/libinfinirt.so")
+threads = [threading.Thread(target=lib.infinirtInit) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(lib.infinirtInit())
+"""
+
+
+def test_first_call_by_threads_that_hold_the_lock(capi):
+    done = execute(Path(sys.executable), "-c", HELD, str(capi.prefix))
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+def test_flags_need_a_build(tmp_path):
+    line = [sys.executable, "-m", "normgrad", "capi-flags", "--prefix", str(tmp_path)]
+    environment = {"PYTHONPATH": str(SRC)}
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2
+    assert "run 'normgrad build-capi' first" in done.stderr
+
+
+def test_build_says_what_it_lacks(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "/nonexistent/cc")
+    with pytest.raises(build.BuildError, match="there is no C compiler"):
+        build.build(tmp_path)
+    monkeypatch.delenv("CC")
+    with pytest.raises(build.BuildError, match="must have no spaces"):
+        build.build(tmp_path / "a folder")

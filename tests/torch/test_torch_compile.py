@@ -1,0 +1,102 @@
+"""Under ``torch.compile(fullgraph=True)``: the same numbers, the same strides, our backward."""
+
+import copy
+
+import pytest
+import torch
+from example_models import NAMES, make
+from torch import nn
+
+import normgrad.torch as ours
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def _step(model, x):
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    y = model(x)
+    y.square().mean().backward()
+    return [y.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
+
+
+def _compare(model, shape, backend, channels_last=False):
+    torch.manual_seed(3)
+    twin = copy.deepcopy(model)
+    for _ in range(2):
+        x = torch.randn(shape)
+        if channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        run = torch.compile(model, backend=backend, fullgraph=True)
+        for got, want in zip(_step(run, x), _step(twin, x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    for got, want in zip(model.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels-last"])
+def test_all_modules(channels_last):
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1),
+        ours.BatchNorm2d(8),
+        ours.GroupNorm(2, 8),
+        ours.InstanceNorm2d(8, affine=True, track_running_stats=True),
+        ours.SyncBatchNorm(8),
+        ours.LayerNorm(6),
+    )
+    _compare(model, (2, 3, 5, 6), "aot_eager", channels_last)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_models(name):
+    example = make(name)
+    _compare(ours.convert(example.model), example.shape, "aot_eager")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on importing inductor
+def test_inductor():
+    model = nn.Sequential(nn.Linear(12, 12), ours.LayerNorm(12), nn.GELU(), ours.BatchNorm1d(12))
+    _compare(model, (6, 12), "inductor")
+
+
+def test_other_sizes_without_a_new_graph():
+    layer = ours.LayerNorm(8)
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    run = torch.compile(layer, backend=count, fullgraph=True, dynamic=True)
+    for rows in (3, 5, 9):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(run(x), layer(x))
+    assert len(graphs) == 1
+
+
+def test_backward_operators_in_a_graph():
+    x, dy = torch.randn(4, 6), torch.randn(4, 6)
+    statistics = (torch.zeros(4, 1), torch.ones(4, 1))
+
+    def function(dy, x):
+        return torch.ops.normgrad.layer_norm_backward(dy, x, [6], *statistics)[0].sin()
+
+    run = torch.compile(function, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(dy, x), function(dy, x))
+
+
+def test_torchs_modules_with_enable(fast_backend):
+    """The graph calls torch's operators, which are ours then."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6))
+    x = torch.randn(5, 6)
+    run = torch.compile(copy.deepcopy(model), backend="aot_eager", fullgraph=True)
+    ours.report(reset=True)
+    with ours.enable(backend=fast_backend):
+        got = _step(run, x)
+    assert ours.report(reset=True).calls("normgrad", "native_layer_norm_backward") == 1
+    for one, other in zip(got, _step(model, x), strict=True):
+        torch.testing.assert_close(one, other)

@@ -1,0 +1,245 @@
+"""``enable()``, ``disable()``, ``report()``: torch's own operators computed by us."""
+
+import threading
+
+import pytest
+import torch
+from closeness import assert_near, off_centre
+from torch import nn
+
+import normgrad
+import normgrad.torch as ours
+from normgrad.torch import adapters, forward
+
+
+@pytest.fixture(autouse=True)
+def _off():
+    ours.disable()
+    ours.report(reset=True)
+    yield
+    ours.disable()
+
+
+def _grads(module, x, dy):
+    x = x.clone().requires_grad_()
+    module.zero_grad()
+    module(x).backward(dy)
+    return [x.grad, *(parameter.grad.clone() for parameter in module.parameters())]
+
+
+MODULES = {
+    "batch": (nn.BatchNorm2d(6), "native_batch_norm_backward"),
+    "batch-inference": (nn.BatchNorm2d(6).eval(), "native_batch_norm_backward"),
+    "instance": (nn.InstanceNorm2d(6, affine=True), "native_batch_norm_backward"),
+    "layer": (nn.LayerNorm((5, 4)), "native_layer_norm_backward"),
+    "group": (nn.GroupNorm(2, 6), "native_group_norm_backward"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", MODULES)
+def test_gradients_are_torchs(kind, dtype, fast_backend):
+    module, operator = MODULES[kind]
+    module = module.to(dtype)
+    x, dy = off_centre((3, 6, 5, 4), dtype)
+    want = _grads(module, x, dy)
+    with ours.enable(backend=fast_backend):
+        got = _grads(module, x, dy)
+    for one, other in zip(got, want, strict=True):
+        assert one.dtype == other.dtype
+        assert one.stride() == other.stride()
+        # Torch keeps statistics of 16-bit data in 16 bits and sums with them.
+        assert_near(one, other, dtype)
+    report = ours.report()
+    assert report.calls("normgrad", operator) == 1
+    assert report.calls("torch") == 0
+
+
+def test_the_default_is_the_fast_backend_and_torch_takes_what_it_refuses():
+    with ours.enable():
+        _grads(nn.LayerNorm(4), torch.randn(3, 4), torch.randn(3, 4))
+    (row,) = ours.report()
+    refusal = normgrad.backends.get("cpu").unavailable()
+    assert row.taken_by == ("torch" if refusal else "normgrad")
+    if refusal:
+        assert refusal in row.reason
+
+
+def test_a_refused_case_goes_to_torch_with_the_reason():
+    x, dy = torch.randn(3, 4), torch.randn(3, 4)
+    module = nn.LayerNorm(4)
+    want = _grads(module, x, dy)
+    with ours.enable(backend="cuda"):
+        got = _grads(module, x, dy)
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+    (row,) = ours.report(reset=True)
+    assert (row.operator, row.device, row.taken_by, row.calls) == (
+        "native_layer_norm_backward",
+        "cpu",
+        "torch",
+        1,
+    )
+    assert "no backend takes layer_norm on cpu (cuda: " in row.reason
+    assert row.reason in str(ours.report()) or not ours.report()
+
+
+def test_group_norm_with_sizes_that_are_not_the_shapes(fast_backend):
+    x, dy = torch.randn(6, 20), torch.randn(6, 20)  # as N=3, C=4, HxW=10
+    mean, rstd = torch.zeros(3, 2), torch.ones(3, 2)
+    args = (dy, x, mean, rstd, torch.ones(4), 3, 4, 10, 2, [True, True, True])
+    op = torch.ops.aten.native_group_norm_backward
+    want = op(*args)
+    with ours.enable(backend=fast_backend):
+        got = op(*args)
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+    assert "must have shape (3, 4, ...)" in ours.report()[0].reason
+
+
+def test_states():
+    assert not ours.enabled()
+    ours.enable()
+    ours.enable()
+    assert ours.enabled()
+    with ours.enable(backend="reference"):
+        assert ours.enabled()
+    assert ours.enabled()  # as it was before
+    ours.disable()
+    assert not ours.enabled()
+    ours.disable()
+    with ours.enable():
+        assert ours.enabled()
+    assert not ours.enabled()
+    with pytest.raises(normgrad.OptionError, match="backend must be None or one of"):
+        ours.enable(backend="fastest")
+    assert not ours.enabled()
+
+
+def test_disabled_is_torch(fast_backend):
+    ours.enable(backend=fast_backend)
+    ours.disable()
+    _grads(nn.LayerNorm(4), torch.randn(3, 4), torch.randn(3, 4))
+    assert ours.report() == ()
+    assert "no backward operator" in str(ours.report())
+
+
+def test_report_prints_a_table(fast_backend):
+    with ours.enable(backend=fast_backend):
+        _grads(nn.LayerNorm(4), torch.randn(3, 4), torch.randn(3, 4))
+    text = str(ours.report())
+    assert text.splitlines()[0].split() == ["operator", "device", "taken", "by", "calls", "reason"]
+    assert "native_layer_norm_backward  cpu     normgrad  1" in text
+
+
+def test_masks_give_nothing_for_what_nobody_wants(fast_backend):
+    x = torch.randn(3, 4)
+    args = (x, x, [4], torch.zeros(3, 1), torch.ones(3, 1), torch.ones(4), None)
+    with ours.enable(backend=fast_backend):
+        dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(*args, [False, True, False])
+    assert dx is None
+    assert dgamma.shape == (4,)
+    assert dbeta is None
+
+
+def test_second_derivatives_still_work(fast_backend):
+    start = torch.randn(4, 5, dtype=torch.float64)
+    with ours.enable(backend=fast_backend):
+        assert torch.autograd.gradgradcheck(
+            lambda x: nn.functional.layer_norm(x, (5,)), start.clone().requires_grad_()
+        )
+
+
+def test_many_threads(fast_backend):
+    failures = []
+
+    def work():
+        try:
+            for _ in range(10):
+                _grads(nn.LayerNorm(16), torch.randn(8, 16), torch.randn(8, 16))
+        except Exception as error:
+            failures.append(error)
+
+    with ours.enable(backend=fast_backend):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert ours.report().calls("normgrad") == 40
+
+
+def test_synchronized_operators_on_the_cpu(fast_backend):
+    """What torch has on CUDA only, against one batch norm over the joined batch."""
+    x, dy = off_centre((5, 4, 6), torch.float32)
+    weight, bias = torch.rand(4) + 0.5, torch.rand(4)
+    parts = [x[:2], x[2:]]
+    with pytest.raises(NotImplementedError):
+        torch.batch_norm_stats(x, 1e-5)
+    twin = nn.BatchNorm1d(4).double()
+    with torch.no_grad():
+        twin.weight.copy_(weight)
+        twin.bias.copy_(bias)
+    joined = x.double().requires_grad_()
+    want = twin(joined)
+    want.backward(dy.double())
+    running = (torch.zeros(4), torch.ones(4))
+    with ours.enable(backend=fast_backend):
+        local = [torch.batch_norm_stats(part, 1e-5) for part in parts]
+        counts = torch.tensor([part.numel() / 4 for part in parts])
+        mean, invstd = torch.batch_norm_gather_stats_with_counts(
+            x,
+            torch.stack([one for one, _ in local]),
+            torch.stack([one for _, one in local]),
+            *running,
+            0.1,
+            1e-5,
+            counts,
+        )
+        y = torch.cat([torch.batch_norm_elemt(p, weight, bias, mean, invstd, 1e-5) for p in parts])
+        sums = [
+            torch.batch_norm_backward_reduce(g, p, mean, invstd, weight, True, True, True)
+            for g, p in zip((dy[:2], dy[2:]), parts, strict=True)
+        ]
+        total = [sum(part) for part in zip(*sums, strict=True)]
+        dx = torch.cat(
+            [
+                torch.batch_norm_backward_elemt(
+                    g, p, mean, invstd, weight, total[0], total[1], counts.int()
+                )
+                for g, p in zip((dy[:2], dy[2:]), parts, strict=True)
+            ]
+        )
+    assert_near(y, want)
+    assert_near(dx, joined.grad)
+    assert_near(total[2], twin.weight.grad)
+    assert_near(total[3], twin.bias.grad)
+    assert_near(running[0], twin.running_mean)
+    assert_near(running[1], twin.running_var)
+
+
+def test_the_adapter_of_cudnns_operator(fast_backend):
+    """Its arguments come in another order, and its save_var is 1/std."""
+    x, dy = off_centre((5, 4, 6), torch.float32)
+    weight = torch.rand(4) + 0.5
+    _, mean, invstd = torch.native_batch_norm(x, weight, None, None, None, True, 0.0, 1e-5)
+    got = adapters.cudnn_batch_norm_backward(
+        fast_backend or "cpu", x, dy, weight, None, None, mean, invstd, 1e-5, torch.empty(0)
+    )
+    want = torch.ops.aten.native_batch_norm_backward(
+        dy, x, weight, None, None, mean, invstd, True, 1e-5, [True, True, True]
+    )
+    for one, other in zip(got, want, strict=True):
+        assert_near(one, other.double())
+
+
+def test_group_norm_by_way_of_batch_norms_kernels(fast_backend):
+    """The road that 16-bit data take on CUDA, walked with the CPU's synchronized operators."""
+    x, _ = off_centre((3, 6, 5, 4), torch.bfloat16)
+    weight, bias = (torch.randn(6).bfloat16() for _ in range(2))
+    with ours.enable(backend=fast_backend):
+        y, mean, rstd = forward._normalize_groups_wide(x, weight, bias, 2, 1e-5)
+    grouped = x.double().view(3, 2, -1)
+    assert (mean.dtype, rstd.dtype, y.dtype) == (torch.float32, torch.float32, torch.bfloat16)
+    assert_near(mean, grouped.mean(2))
+    assert_near(rstd, (grouped.var(2, correction=0) + 1e-5).rsqrt())
+    assert_near(y, nn.functional.group_norm(x.double(), 2, weight.double(), bias.double()))

@@ -1,0 +1,247 @@
+"""Our modules against ``torch.nn``'s in float64, over options, types and memory layouts."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+from closeness import assert_near, off_centre
+from torch import nn
+
+import normgrad.torch as ours
+
+# id: module's name, arguments, options, shape of the input
+MODULES = {
+    "bn1d-flat": ("BatchNorm1d", (6,), {}, (9, 6)),
+    "bn1d": ("BatchNorm1d", (6,), {}, (3, 6, 7)),
+    "bn2d": ("BatchNorm2d", (6,), {}, (3, 6, 5, 4)),
+    "bn2d-no-affine": ("BatchNorm2d", (6,), {"affine": False}, (3, 6, 5, 4)),
+    "bn2d-no-tracking": ("BatchNorm2d", (6,), {"track_running_stats": False}, (3, 6, 5, 4)),
+    "bn2d-average": ("BatchNorm2d", (6,), {"momentum": None, "eps": 1e-2}, (3, 6, 5, 4)),
+    "bn3d": ("BatchNorm3d", (4,), {}, (2, 4, 3, 5, 4)),
+    "sync-alone": ("SyncBatchNorm", (6,), {}, (3, 6, 5, 4)),
+    "ln": ("LayerNorm", (10,), {}, (3, 5, 10)),
+    "ln-two-axes": ("LayerNorm", ((5, 10),), {"eps": 1e-3}, (3, 5, 10)),
+    "ln-no-affine": ("LayerNorm", (10,), {"elementwise_affine": False}, (3, 5, 10)),
+    "ln-no-bias": ("LayerNorm", (10,), {"bias": False}, (3, 5, 10)),
+    "gn": ("GroupNorm", (2, 6), {}, (3, 6, 5, 4)),
+    "gn-flat": ("GroupNorm", (2, 8), {}, (5, 8)),
+    "gn-of-three": ("GroupNorm", (5, 15), {}, (2, 15, 7)),
+    "gn-no-affine": ("GroupNorm", (3, 6), {"affine": False}, (3, 6, 5, 4)),
+    "in1d": ("InstanceNorm1d", (6,), {"affine": True}, (3, 6, 9)),
+    "in1d-no-batch": ("InstanceNorm1d", (6,), {"affine": True}, (6, 9)),
+    "in2d": ("InstanceNorm2d", (6,), {}, (3, 6, 5, 4)),
+    "in2d-tracking": (
+        "InstanceNorm2d",
+        (6,),
+        {"affine": True, "track_running_stats": True},
+        (3, 6, 5, 4),
+    ),
+    "in3d": ("InstanceNorm3d", (4,), {"affine": True}, (2, 4, 3, 5, 4)),
+}
+TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+# Only 4 and 5 axes can be channels-last.
+LAYOUTS = [
+    (case, layout)
+    for case, (*_, shape) in MODULES.items()
+    for layout in ("contiguous", "sliced", *(("channels-last",) if len(shape) > 3 else ()))
+]
+
+
+def _pair(case):
+    """Our module, and torch's in float64 with the same numbers."""
+    name, args, options, _ = MODULES[case]
+    module = getattr(ours, name)(*args, **options)
+    torch.manual_seed(11)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter) + 0.5)
+    return module, getattr(nn, name)(*args, **options)
+
+
+def _lay_out(tensor, layout):
+    if layout == "channels-last" and tensor.dim() in (4, 5):
+        name = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+        return tensor.contiguous(memory_format=name)
+    if layout == "sliced":
+        wide = tensor.new_full([2 * size for size in tensor.shape], float("nan"))
+        view = wide[tuple(slice(None, None, 2) for _ in tensor.shape)]
+        return view.copy_(tensor)
+    return tensor.contiguous()
+
+
+def _compare(module, twin, x, dy, layout, dtype, steps=2):
+    for _ in range(steps):
+        mine = _lay_out(x.clone(), layout).requires_grad_()
+        theirs = x.detach().double().clone().requires_grad_()
+        y, want = module(mine), twin(theirs)
+        assert y.dtype == x.dtype
+        assert_near(y, want, dtype)
+        if layout == "channels-last" and x.dim() == 4:
+            assert y.is_contiguous(memory_format=torch.channels_last)
+        y.backward(_lay_out(dy, layout))
+        want.backward(dy.double())
+        assert_near(mine.grad, theirs.grad, dtype)
+        if layout == "channels-last" and x.dim() == 4 and module.training:
+            assert mine.grad.is_contiguous(memory_format=torch.channels_last)
+    for (name, got), wanted in zip(module.named_parameters(), twin.parameters(), strict=True):
+        assert got.grad.dtype == got.dtype, name
+        assert_near(got.grad, wanted.grad, dtype)
+    for got, wanted in zip(module.buffers(), twin.buffers(), strict=True):
+        assert_near(got, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("case", "layout"), LAYOUTS)
+def test_as_torch(case, layout, dtype):
+    shape = MODULES[case][3]
+    module, twin = _pair(case)
+    module = module.to(dtype)
+    twin.load_state_dict(module.state_dict())
+    twin = twin.double()
+    x, dy = off_centre(shape, dtype)
+    _compare(module, twin, x, dy, layout, dtype)
+    _compare(module.eval(), twin.eval(), x, dy, layout, dtype, steps=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", ["bn2d", "ln", "gn", "in2d-tracking"])
+def test_parameters_in_float32_and_data_in_16_bits(case, dtype):
+    module, twin = _pair(case)
+    twin.load_state_dict(module.state_dict())
+    x, dy = off_centre(MODULES[case][3], dtype)
+    _compare(module, twin.double(), x, dy, "contiguous", dtype)
+    assert all(parameter.grad.dtype == torch.float32 for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_statistics_are_kept_in_float32(dtype):
+    x, _ = off_centre((3, 6, 5, 4), dtype)
+    weight = torch.ones(6, dtype=dtype)
+    ops = torch.ops.normgrad
+    results = (
+        ops.batch_norm(x, weight, None, None, None, True, 0.1, 1e-5),
+        ops.group_norm(x, weight, None, 2, 1e-5),
+        ops.layer_norm(x, [4], None, None, 1e-5),
+    )
+    for y, mean, rstd in results:
+        assert (y.dtype, mean.dtype, rstd.dtype) == (dtype, torch.float32, torch.float32)
+    assert_near(results[0][1], x.double().mean((0, 2, 3)))
+
+
+@pytest.mark.parametrize("name", sorted({case[0] for case in MODULES.values()}))
+def test_constructor_and_state_dict_are_torchs(name):
+    args = (2, 6) if name == "GroupNorm" else (6,)
+    module, twin = getattr(ours, name)(*args), getattr(nn, name)(*args)
+    if name != "SyncBatchNorm":
+        assert isinstance(module, getattr(nn, name))
+        theirs, mine = (inspect.signature(one.__init__) for one in (type(twin), type(module)))
+        assert mine == theirs
+    assert list(module.state_dict()) == list(twin.state_dict())
+    assert repr(module) == repr(twin)
+    module.load_state_dict(twin.state_dict())
+
+
+def test_sync_batch_norm_takes_torchs_arguments():
+    def arguments(cls):
+        return [
+            (one.name, one.default)
+            for one in inspect.signature(cls.__init__).parameters.values()
+            if one.name != "bias"
+        ]
+
+    assert arguments(ours.SyncBatchNorm) == arguments(nn.SyncBatchNorm)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("BatchNorm2d", (2, 6, 3), "expected 4D input"),
+        ("BatchNorm1d", (1, 6), "more than 1 value per channel"),
+        ("SyncBatchNorm", (6,), "at least 2D"),
+        ("InstanceNorm2d", (2, 6, 1, 1), "more than 1 spatial element"),
+    ],
+)
+def test_what_torch_refuses_is_refused(name, shape, words):
+    for where in (ours, nn):
+        with pytest.raises(ValueError, match=words):
+            getattr(where, name)(6)(torch.randn(shape))
+
+
+def test_a_batch_of_nothing():
+    module = ours.BatchNorm2d(4)
+    x = torch.randn(0, 4, 3, 3, requires_grad=True)
+    module(x).sum().backward()
+    assert x.grad.shape == x.shape
+    assert torch.equal(module.weight.grad, torch.zeros(4))
+    assert torch.equal(module.running_var, torch.ones(4))
+
+
+def test_second_derivative_as_torchs():
+    torch.manual_seed(2)
+    start = torch.randn(4, 6, 5, dtype=torch.float64)
+
+    def penalty(module):
+        x = start.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(module(x).sin().sum(), x, create_graph=True)
+        grad.square().sum().backward()
+        return x.grad
+
+    for mine, theirs in (
+        (ours.BatchNorm1d(6), nn.BatchNorm1d(6)),
+        (ours.GroupNorm(3, 6), nn.GroupNorm(3, 6)),
+        (ours.LayerNorm(5), nn.LayerNorm(5)),
+    ):
+        assert_near(penalty(mine.double()), penalty(theirs.double()))
+
+
+def _model():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.GroupNorm(2, 8),
+        nn.InstanceNorm2d(8),
+        nn.Flatten(),
+        nn.LayerNorm(8 * 36),
+        nn.SyncBatchNorm(8 * 36),
+    )
+
+
+def test_convert_and_revert_a_model_in_place():
+    model = _model()
+    twin = copy.deepcopy(model)
+    before = [type(module) for module in model.modules()]
+    seen = []
+    model[1].register_forward_hook(lambda *_: seen.append(1))
+    parameters = list(model.parameters())
+    assert ours.convert(model) is model
+    assert [type(model[place]) for place in (1, 2, 3, 5, 6)] == [
+        ours.BatchNorm2d,
+        ours.GroupNorm,
+        ours.InstanceNorm2d,
+        ours.LayerNorm,
+        ours.SyncBatchNorm,
+    ]
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    x = torch.randn(4, 3, 8, 8)
+    assert_near(model(x), twin(x).double(), torch.float32)
+    assert seen == [1]
+    assert [type(module) for module in ours.revert(model).modules()] == before
+
+
+def test_convert_leaves_subclasses_alone():
+    class Special(nn.LayerNorm):
+        pass
+
+    model = nn.Sequential(Special(4))
+    assert type(ours.convert(model)[0]) is Special
+
+
+def test_convert_sync_batchnorm():
+    model = nn.Sequential(nn.Linear(4, 4), ours.BatchNorm1d(4), nn.BatchNorm1d(4), nn.LayerNorm(4))
+    weight = model[2].weight
+    assert ours.convert_sync_batchnorm(model) is model
+    assert [type(one) for one in model][1:3] == [ours.SyncBatchNorm] * 2
+    assert model[2].weight is weight
+    assert type(model[3]) is nn.LayerNorm
+    model(torch.randn(5, 4)).sum().backward()

@@ -1,0 +1,248 @@
+"""``torch.ops.normgrad.*``: derivatives, registration, vmap, autocast."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import normgrad
+import normgrad.torch
+
+OPS = torch.ops.normgrad
+
+
+def _random(*shape):
+    return torch.randn(*shape, dtype=torch.float64).requires_grad_()
+
+
+def _positive(*shape):
+    return (0.5 + torch.rand(*shape, dtype=torch.float64)).requires_grad_()
+
+
+def _cases():
+    torch.manual_seed(7)
+    dy, x, weight, bias = _random(3, 4, 5), _random(3, 4, 5), _random(4), _random(4)
+    mean, rstd = _random(4), _positive(4)
+    every = [True, True, True]
+    return {
+        "batch_norm_backward/training": (dy, x, weight, None, None, mean, rstd),
+        "batch_norm_backward/inference": (dy, x, weight, mean, rstd, None, None, False, 1e-3),
+        "batch_norm_backward/no-weight": (dy, x, None, None, None, mean, rstd),
+        "batch_norm_backward/masked": (
+            *(dy, x, weight, None, None, mean, rstd),
+            *(True, 1e-5, [True, False, True]),
+        ),
+        "batch_norm_backward/last-axis": (
+            *(dy, x, _random(5), None, None, _random(5), _positive(5)),
+            *(True, 1e-5, every, 2),
+        ),
+        "batch_norm_reduce_backward/plain": (dy, x, mean, rstd, weight),
+        "batch_norm_elemt_backward/plain": (
+            *(dy, x, mean, rstd, weight, _random(4), _random(4)),
+            torch.tensor([7, 8], dtype=torch.int32),
+        ),
+        "layer_norm_backward/one-axis": (dy, x, [5], _random(3, 4, 1), _positive(3, 4, 1)),
+        "layer_norm_backward/two-axes": (
+            *(dy, x, [4, 5], _random(3, 1, 1), _positive(3, 1, 1), _random(4, 5)),
+        ),
+        "group_norm_backward/groups": (dy, x, _random(3, 2), _positive(3, 2), weight, 2),
+        "group_norm_backward/last-axis": (
+            *(dy, x, _random(3, 5), _positive(3, 5), None, 5, every, 2),
+        ),
+        "batch_norm/training": (x, weight, bias, None, None, True, 0.1, 1e-5),
+        "batch_norm/inference": (
+            *(x, weight, bias, mean.detach(), rstd.detach(), False, 0.1, 1e-5),
+        ),
+        "layer_norm/plain": (x, [5], _random(5), _random(5), 1e-5),
+        "group_norm/plain": (x, weight, bias, 2, 1e-5),
+    }
+
+
+CASES = _cases()
+
+
+@pytest.fixture(params=CASES, ids=str)
+def call(request):
+    name = request.param.partition("/")[0]
+    return getattr(OPS, name).default, CASES[request.param]
+
+
+def _of_tensors(op, args):
+    """The operator as a function of its differentiable arguments, and those."""
+    places = [
+        index
+        for index, one in enumerate(args)
+        if isinstance(one, torch.Tensor) and one.is_leaf and one.requires_grad
+    ]
+
+    def function(*tensors):
+        full = list(args)
+        for place, tensor in zip(places, tensors, strict=True):
+            full[place] = tensor
+        results = op(*full)
+        results = results if isinstance(results, tuple) else (results,)
+        return tuple(one for one in results if one is not None and one.requires_grad)
+
+    return function, [args[place] for place in places]
+
+
+def test_first_and_second_derivatives(call):
+    function, tensors = _of_tensors(*call)
+    assert gradcheck(function, tensors, fast_mode=True)
+    assert gradgradcheck(function, tensors, fast_mode=True)
+
+
+def test_opcheck(call):
+    op, args = call
+    torch.library.opcheck(op, args)
+
+
+def test_opcheck_with_running_statistics():
+    x, weight, bias = _random(3, 4, 5), _random(4), _random(4)
+    buffers = (torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+    args = (x, weight, bias, *buffers, True, 0.1, 1e-5)
+    torch.library.opcheck(OPS.batch_norm.default, args)
+
+
+@pytest.mark.parametrize("layout", ["channels-last", "sliced", "expanded"])
+def test_shapes_without_data_have_the_strides_of_results(layout):
+    x = torch.randn(2, 4, 6, 6)
+    if layout == "channels-last":
+        x = x.to(memory_format=torch.channels_last)
+    elif layout == "sliced":
+        x = x[:, :, ::2, 1:]
+    else:
+        x = x[:1, :, :1].expand(2, 4, 6, 6)
+    args = (torch.randn_like(x), x, torch.ones(4), None, None, torch.zeros(4), torch.ones(4))
+    torch.library.opcheck(OPS.batch_norm_backward.default, args)
+    stats = (torch.zeros(2, 2), torch.ones(2, 2))
+    torch.library.opcheck(OPS.group_norm_backward.default, (args[0], x, *stats, torch.ones(4), 2))
+
+
+def test_an_operator_is_the_function():
+    args = CASES["layer_norm_backward/two-axes"]
+    with torch.no_grad():
+        got = OPS.layer_norm_backward(*args)
+    want = normgrad.layer_norm_backward(*args)
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+
+
+def test_errors_name_the_argument():
+    x = torch.randn(3, 4)
+    with pytest.raises(normgrad.ShapeError, match=r"mean must have one element for each of the 3"):
+        OPS.layer_norm_backward(x, x, [4], torch.zeros(2), torch.ones(2))
+
+
+def _mapped(args, which):
+    """Arguments with three slices in some tensors, and where their mapped axes are."""
+    torch.manual_seed(3)
+    made, dims = [], []
+    for index, one in enumerate(args):
+        if isinstance(one, torch.Tensor) and which(index, one):
+            slices = [one.detach() * (1 + 0.1 * k) for k in range(3)]
+            slices = [part.to(one.dtype) for part in slices]
+            axis = one.dim() if index == 1 else 0
+            made.append(torch.stack(slices, axis))
+            dims.append(axis)
+        else:
+            made.append(one.detach() if isinstance(one, torch.Tensor) else one)
+            dims.append(None)
+    return made, dims
+
+
+@pytest.mark.parametrize("which", ["all", "data", "counter-apart"])
+def test_vmap_is_a_loop(call, which):
+    op, args = call
+    choose = {
+        "all": lambda index, one: True,
+        "data": lambda index, one: one.dim() == 3 and one.shape == (3, 4, 5),
+        "counter-apart": lambda index, one: not one.dtype.is_floating_point or index < 2,
+    }[which]
+    mapped, dims = _mapped(args, choose)
+    got = torch.func.vmap(
+        lambda *tensors: tuple(
+            one for one in _tuple(op(*_fill(mapped, dims, tensors))) if one is not None
+        ),
+        in_dims=tuple(dim for dim in dims if dim is not None),
+    )(*(one for one, dim in zip(mapped, dims, strict=True) if dim is not None))
+    for index in range(3):
+        alone = [
+            one if dim is None else one.select(dim, index)
+            for one, dim in zip(mapped, dims, strict=True)
+        ]
+        want = [one for one in _tuple(op(*alone)) if one is not None]
+        for ours, single in zip(got, want, strict=True):
+            torch.testing.assert_close(ours[index], single)
+
+
+def _tuple(results):
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _fill(mapped, dims, tensors):
+    rest = iter(tensors)
+    return [one if dim is None else next(rest) for one, dim in zip(mapped, dims, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["layer", "group", "batch"])
+def test_gradients_of_each_sample_as_with_torch(kind):
+    torch.manual_seed(5)
+    x, weight, bias = torch.randn(3, 2, 4, 5), torch.randn(4), torch.randn(4)
+    functional = torch.nn.functional
+    pairs = {
+        "layer": (
+            lambda w, b, one: OPS.layer_norm(one, [4], w, b, 1e-5)[0],
+            lambda w, b, one: functional.layer_norm(one, [4], w, b, 1e-5),
+        ),
+        "group": (
+            lambda w, b, one: OPS.group_norm(one, w, b, 2, 1e-5)[0],
+            lambda w, b, one: functional.group_norm(one, 2, w, b, 1e-5),
+        ),
+        "batch": (
+            lambda w, b, one: OPS.batch_norm(one, w, b, None, None, True, 0.0, 1e-5)[0],
+            lambda w, b, one: functional.batch_norm(one, None, None, w, b, True, 0.0, 1e-5),
+        ),
+    }
+    if kind == "layer":
+        x = x.transpose(2, 3).contiguous()
+    ours, torchs = (
+        torch.func.vmap(
+            torch.func.grad(lambda w, b, one, f=f: f(w, b, one).sin().sum(), argnums=(0, 1, 2)),
+            in_dims=(None, None, 0),
+        )(weight, bias, x)
+        for f in pairs[kind]
+    )
+    for one, other in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_vmap_over_unmapped_buffers_is_refused():
+    x = torch.randn(3, 2, 4)
+    buffers = (torch.zeros(4), torch.ones(4))
+    with pytest.raises(RuntimeError, match="running statistics that are not mapped"):
+        torch.func.vmap(lambda one: OPS.batch_norm(one, None, None, *buffers, True, 0.1, 1e-5)[0])(
+            x
+        )
+
+
+def test_vmap_over_mapped_buffers_updates_them():
+    torch.manual_seed(1)
+    x = torch.randn(3, 6, 4) + 5
+    means, variances = torch.zeros(3, 4), torch.ones(3, 4)
+    torch.func.vmap(
+        lambda one, mean, var: OPS.batch_norm(one, None, None, mean, var, True, 0.5, 1e-5)[0]
+    )(x, means, variances)
+    torch.testing.assert_close(means, 0.5 * x.mean(1))
+    torch.testing.assert_close(variances, 0.5 + 0.5 * x.var(1))
+
+
+def test_autocast_on_the_cpu_leaves_types_as_torch_does():
+    module, twin = normgrad.torch.LayerNorm(8), torch.nn.LayerNorm(8)
+    x = torch.randn(4, 8, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, torchs = module(x), twin(x)
+        linear = torch.nn.Linear(8, 8)
+        through = module(linear(torch.randn(4, 8)))
+    assert ours.dtype == torchs.dtype
+    assert through.dtype == torch.bfloat16
+    through.float().sum().backward()
+    assert module.weight.grad.dtype == torch.float32
