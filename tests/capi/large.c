@@ -7,7 +7,7 @@
 
 #include "layer.h"
 
-enum { ROWS = 256, COLUMNS = 512, CALLERS = 4, ROUNDS = 20 };
+enum { ROWS = 512, COLUMNS = 512, CALLERS = 4, ROUNDS = 20 };
 
 static float x[ROWS * COLUMNS], dy[ROWS * COLUMNS], mean[ROWS], rstd[ROWS], gamma_[COLUMNS];
 
