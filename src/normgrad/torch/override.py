@@ -12,7 +12,7 @@ from normgrad import backends
 from normgrad.errors import NormgradError, OptionError
 from normgrad.torch import adapters, cpu_sync
 from normgrad.torch.counting import count
-from normgrad.torch.library import on_own_device, open_library
+from normgrad.torch.library import open_library
 
 BACKWARD: Final = (
     "native_batch_norm_backward",
@@ -113,26 +113,18 @@ def _kernel(name: str, key: str) -> Any:
 def _ours(name: str, key: str, original: Any) -> Callable[..., Any]:
     compute = getattr(adapters, name)
     device = key.lower()
-    if key == "CUDA":
-        compute = _guarded(compute)
+    taken = (name, device, "normgrad", "")
 
+    # No guard for the device: the backend launches on that of the tensors.
     def kernel(keyset: Any, *args: Any) -> Any:
         try:
             results = compute(_State.backend or device, *args)
         except NormgradError as error:
             if original is None:
                 raise
-            count(name, device, "torch", str(error))
+            count((name, device, "torch", str(error)))
             return original.call_boxed(keyset, *args)
-        count(name, device, "normgrad")
+        count(taken)
         return results
 
     return kernel
-
-
-def _guarded(compute: Callable[..., Any]) -> Callable[..., Any]:
-    def swapped(first: Any, backend: str, *rest: Any) -> Any:
-        return compute(backend, first, *rest)
-
-    guarded = on_own_device(swapped)
-    return lambda backend, first, *rest: guarded(first, backend, *rest)
