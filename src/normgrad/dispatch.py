@@ -55,15 +55,15 @@ def compute(
     backend: str | None,
 ) -> tuple[Array | None, ...]:
     """Results in the order of the operator's; ``arrays`` are in the order of ``spec.ROLES``."""
-    seen = None
-    if out is None:
-        try:
-            seen = _fingerprint(op, arrays, unread, settings, mask, param_grad_dtype, backend)
-            known = _known.get(seen)
-        except (TypeError, RuntimeError):  # an unhashable option, a tensor without strides
-            seen = known = None
-        if known is not None:
-            return known(arrays)
+    try:
+        seen = _fingerprint(op, arrays, unread, settings, mask, param_grad_dtype, backend, out)
+        known = _known.get(seen)
+    except (TypeError, RuntimeError):  # an unhashable option, a tensor without strides
+        seen = known = None
+    if known is not None:
+        results = known(arrays, out)
+        if results is not None:
+            return results
     training = settings[0] if op is Op.BATCH_NORM else True
     names = public_names(op, training)
     views = []
@@ -99,11 +99,12 @@ def compute(
     )
     like = arrays[1]
     kind = kind_of(like, "input")
-    if given is None or out is None:
-        if seen is not None and len(_known) < _CACHED_CALLS:
-            from normgrad.torch_arrays import prepared
+    if seen is not None and len(_known) < _CACHED_CALLS:
+        from normgrad import torch_arrays
 
-            _known[seen] = prepared(call.plan, call.results, _SLOTS[op], arrays)
+        prepare = torch_arrays.prepared if given is None else torch_arrays.prepared_into
+        _known[seen] = prepare(call.plan, call.results, _SLOTS[op], arrays)
+    if given is None or out is None:
         return _into_new(call, kind, addresses, like, device)
     present = [role for role, tensor in zip(ROLES, tensors, strict=False) if tensor is not None]
     bounce = needs_bounce(given, dict(zip(present, views, strict=True)), names)
@@ -112,7 +113,7 @@ def compute(
 
 
 # Calls on plain torch tensors that were seen before, by what can be read off them quickest.
-_known: dict[Any, Callable[[tuple[Array | None, ...]], tuple[Array | None, ...]]] = {}
+_known: dict[Any, Callable[..., tuple[Array | None, ...] | None]] = {}
 
 
 def _fingerprint(
@@ -123,6 +124,7 @@ def _fingerprint(
     mask: Any,
     param_grad_dtype: Any,
     backend: Any,
+    out: Any,
 ) -> Any:
     """What decides a call on plain torch tensors; None for anything else."""
     if mask.__class__ is not tuple and mask.__class__ is not list:
@@ -134,6 +136,8 @@ def _fingerprint(
         parts.append(bit)
     if unread:
         arrays += tuple([array for _, array in unread])
+    if out is not None:
+        arrays += tuple(out)
     for array in arrays:
         if array is None:
             parts.append(None)

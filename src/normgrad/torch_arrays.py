@@ -9,7 +9,7 @@ import torch
 from normgrad import hostmem
 from normgrad.errors import ArrayTypeError, DeviceError
 from normgrad.plan import Plan
-from normgrad.spec import ROLES, TensorSpec
+from normgrad.spec import ROLES, Spec, TensorSpec
 
 from .arrays import View
 
@@ -118,19 +118,16 @@ class TorchKind:
 
 def prepared(
     plan: Plan, results: Sequence[TensorSpec | None], slots: Sequence[int], arrays: Sequence[Any]
-) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+) -> Callable[..., tuple[Any, ...]]:
     """A call as a function of its operands, for plain tensors laid out as these ``arrays``."""
-    device = plan.spec.device
-    index = None if device == "cpu" else int(device[5:])
-    nbytes = plan.workspace_bytes
-    run = plan.run
+    launch = _launcher(plan)
     blank = [None] * (len(ROLES) - len(arrays))
     recipes = [
         (slot, *_recipe(tensor, arrays)) if tensor else None
         for slot, tensor in zip(slots, results, strict=True)
     ]
 
-    def call(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    def call(arrays: tuple[Any, ...], out: None) -> tuple[Any, ...]:
         addresses = [None if array is None else array.data_ptr() for array in arrays]
         addresses += blank
         made: list[Any] = []
@@ -145,15 +142,66 @@ def prepared(
                 array = arrays[source].new_empty_strided(shape, strides, dtype=dtype)
             addresses[slot] = _prepared(array) if huge else array.data_ptr()
             made.append(array)
-        stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
-        if nbytes:
-            memory = arrays[1].new_empty(nbytes, dtype=torch.uint8)  # lives until the return
-            run(addresses, memory.data_ptr(), stream)
-        else:
-            run(addresses, None, stream)
+        launch(addresses, arrays[1])
         return tuple(made)
 
     return call
+
+
+def prepared_into(
+    plan: Plan, results: Sequence[TensorSpec | None], slots: Sequence[int], arrays: Sequence[Any]
+) -> Callable[..., tuple[Any, ...] | None]:
+    """The same with given results; a call that needs a closer look does nothing and gives None.
+
+    Such are results that require grad, and memory that may be shared.
+    """
+    launch, kind, spec = _launcher(plan), TorchKind(), plan.spec
+    blank = [None] * (len(ROLES) - len(arrays))
+    read = [(ROLES.index(role), *_range(spec, role)) for role in spec.operands]
+    written = [(ROLES.index(role), *_range(spec, role)) for role in spec.wanted]
+
+    def call(arrays: tuple[Any, ...], out: Sequence[Any]) -> tuple[Any, ...] | None:
+        addresses: list[Any] = [None if array is None else array.data_ptr() for array in arrays]
+        addresses += blank
+        given = [array for array in out if array is not None]
+        taken = [(addresses[slot] + low, addresses[slot] + high) for slot, low, high in read]
+        for array, (slot, low, high) in zip(given, written, strict=True):
+            if array.requires_grad:
+                return None
+            addresses[slot] = array.data_ptr()
+            first, last = addresses[slot] + low, addresses[slot] + high
+            for start, end in taken:
+                if first < end and start < last:
+                    return None
+            taken.append((first, last))
+        launch(addresses, arrays[1])
+        for array in given:
+            kind.written(array)
+        return tuple(out)
+
+    return call
+
+
+def _range(spec: Spec, role: str) -> tuple[int, int]:
+    tensor = spec.tensor(role)
+    assert tensor is not None
+    return hostmem.byte_range(tensor)
+
+
+def _launcher(plan: Plan) -> Callable[[list[int | None], torch.Tensor], None]:
+    """Runs a plan on the caller's stream, with scratch memory on the device of ``like``."""
+    device, nbytes, run = plan.spec.device, plan.workspace_bytes, plan.run
+    index = None if device == "cpu" else int(device[5:])
+
+    def launch(addresses: list[int | None], like: torch.Tensor) -> None:
+        stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
+        if nbytes:
+            memory = like.new_empty(nbytes, dtype=torch.uint8)  # lives until the return
+            run(addresses, memory.data_ptr(), stream)
+        else:
+            run(addresses, None, stream)
+
+    return launch
 
 
 def _recipe(tensor: TensorSpec, arrays: Sequence[Any]) -> tuple[Any, ...]:

@@ -346,6 +346,31 @@ def test_what_resembles_a_known_call_is_looked_at_anew():
     assert len(dispatch._known) == known
 
 
+def test_known_calls_look_at_given_results_each_time():
+    dy, x, weight = torch.randn(4, 3), torch.randn(4, 3), torch.randn(3)
+    want = ng.batch_norm_backward(dy, x, weight)
+    dispatch._known.clear()
+    for _ in range(3):
+        out = (torch.full((4, 3), torch.nan), torch.full((3,), torch.nan), torch.empty(3))
+        got = ng.batch_norm_backward(dy, x, weight, out=out)
+        assert all(one is other for one, other in zip(got, out, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+        assert out[0]._version == 1
+    assert len(dispatch._known) == 1
+    vectors = torch.empty(5)
+    with pytest.raises(ng.OverlapError, match="grad_bias must not share memory with grad_weight"):
+        ng.batch_norm_backward(dy, x, weight, out=(out[0], vectors[:3], vectors[2:]))
+    with pytest.raises(ng.ArrayTypeError, match="must not require grad"):
+        ng.batch_norm_backward(dy, x, weight, out=(x.clone().requires_grad_(), *out[1:]))
+    over = weight.clone()
+    got = ng.batch_norm_backward(dy, x, over, out=(out[0], over, out[2]))
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+    over = x.clone()
+    got = ng.batch_norm_backward(dy, over, weight, out=(over, *out[1:]))
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+    assert len(dispatch._known) == 1
+
+
 def test_autograd_learns_what_was_written():
     x = torch.randn(2, 3)
     leaf = torch.randn(2, 3, requires_grad=True)
