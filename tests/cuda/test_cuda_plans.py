@@ -265,7 +265,7 @@ def test_workspaces_are_small():
     """The words of the blocks, partial sums; never a copy of the data of a usual layout."""
     for workload in SUITE:
         spec = spec_of(workload.case, workload.dtype)
-        assert program_of(spec, KNOWN["h200"]).workspace_bytes <= 12 << 20, workload.name
+        assert program_of(spec, KNOWN["h200"]).workspace_bytes <= 16 << 20, workload.name
     assert plan("batch_norm", "64x256x56x56").workspace_bytes < 64 << 10
     assert plan("batch_norm_elemt", "64x256x56x56").workspace_bytes == 0
 

@@ -120,8 +120,8 @@ def test_batch_norm(shape, strategy):
 
 def test_batch_norm_channels_last():
     """2.2 billion elements in rows of 256."""
-    x, dy = (one.permute(0, 3, 1, 2) for one in data(512, 128, 128, 256))
-    assert x.numel() >= EDGE
+    x, dy = (one.permute(0, 3, 1, 2) for one in data(520, 128, 128, 256))
+    assert x.numel() > 1.01 * EDGE
     mean, rstd, gamma = vectors(256, 5.0, 1 / 3, 1.0)
     out = (torch.full_like(x, float("nan")), None, None)
     functional.batch_norm_backward(
