@@ -1,13 +1,15 @@
 """torch tensors as callers' arrays. Imported once a tensor was seen, so torch is loaded."""
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from normgrad import hostmem
 from normgrad.errors import ArrayTypeError, DeviceError
-from normgrad.spec import TensorSpec
+from normgrad.plan import Plan
+from normgrad.spec import ROLES, Spec, TensorSpec
 
 from .arrays import View
 
@@ -112,3 +114,103 @@ class TorchKind:
         # Five times faster than torch.cuda.current_stream, which makes an object.
         stream: int = torch._C._cuda_getCurrentRawStream(int(device[5:]))
         return stream
+
+
+def prepared(
+    plan: Plan, results: Sequence[TensorSpec | None], slots: Sequence[int], arrays: Sequence[Any]
+) -> Callable[..., tuple[Any, ...]]:
+    """A call as a function of its operands, for plain tensors laid out as these ``arrays``."""
+    launch = _launcher(plan)
+    blank = [None] * (len(ROLES) - len(arrays))
+    recipes = [
+        (slot, *_recipe(tensor, arrays)) if tensor else None
+        for slot, tensor in zip(slots, results, strict=True)
+    ]
+
+    def call(arrays: tuple[Any, ...], out: None) -> tuple[Any, ...]:
+        addresses = [None if array is None else array.data_ptr() for array in arrays]
+        addresses += blank
+        made: list[Any] = []
+        for recipe in recipes:
+            if recipe is None:
+                made.append(None)
+                continue
+            slot, source, shape, strides, dtype, huge = recipe
+            if dtype is None:
+                array = arrays[source].new_empty_strided(shape, strides)
+            else:
+                array = arrays[source].new_empty_strided(shape, strides, dtype=dtype)
+            addresses[slot] = _prepared(array) if huge else array.data_ptr()
+            made.append(array)
+        launch(addresses, arrays[1])
+        return tuple(made)
+
+    return call
+
+
+def prepared_into(
+    plan: Plan, results: Sequence[TensorSpec | None], slots: Sequence[int], arrays: Sequence[Any]
+) -> Callable[..., tuple[Any, ...] | None]:
+    """The same with given results; a call that needs a closer look does nothing and gives None.
+
+    Such are results that require grad, and memory that may be shared.
+    """
+    launch, kind, spec = _launcher(plan), TorchKind(), plan.spec
+    blank = [None] * (len(ROLES) - len(arrays))
+    read = [(ROLES.index(role), *_range(spec, role)) for role in spec.operands]
+    written = [(ROLES.index(role), *_range(spec, role)) for role in spec.wanted]
+
+    def call(arrays: tuple[Any, ...], out: Sequence[Any]) -> tuple[Any, ...] | None:
+        addresses: list[Any] = [None if array is None else array.data_ptr() for array in arrays]
+        addresses += blank
+        given = [array for array in out if array is not None]
+        taken = [(addresses[slot] + low, addresses[slot] + high) for slot, low, high in read]
+        for array, (slot, low, high) in zip(given, written, strict=True):
+            if array.requires_grad:
+                return None
+            addresses[slot] = array.data_ptr()
+            first, last = addresses[slot] + low, addresses[slot] + high
+            for start, end in taken:
+                if first < end and start < last:
+                    return None
+            taken.append((first, last))
+        launch(addresses, arrays[1])
+        for array in given:
+            kind.written(array)
+        return tuple(out)
+
+    return call
+
+
+def _range(spec: Spec, role: str) -> tuple[int, int]:
+    tensor = spec.tensor(role)
+    assert tensor is not None
+    return hostmem.byte_range(tensor)
+
+
+def _launcher(plan: Plan) -> Callable[[list[int | None], torch.Tensor], None]:
+    """Runs a plan on the caller's stream, with scratch memory on the device of ``like``."""
+    device, nbytes, run = plan.spec.device, plan.workspace_bytes, plan.run
+    index = None if device == "cpu" else int(device[5:])
+
+    def launch(addresses: list[int | None], like: torch.Tensor) -> None:
+        stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
+        if nbytes:
+            memory = like.new_empty(nbytes, dtype=torch.uint8)  # lives until the return
+            run(addresses, memory.data_ptr(), stream)
+        else:
+            run(addresses, None, stream)
+
+    return launch
+
+
+def _recipe(tensor: TensorSpec, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """How to make a result: an operand to ask, shape, strides, type, whether pages are huge.
+
+    An operand of the result's own type needs no mention of it: 0.2 us less.
+    """
+    dtype = _TYPES[tensor.dtype]
+    same = [slot for slot, one in enumerate(arrays) if one is not None and one.dtype == dtype]
+    source, named = (same[0], None) if same else (1, dtype)
+    huge = tensor.size * dtype.itemsize >= hostmem.HUGE
+    return source, tensor.shape, tensor.strides, named, huge

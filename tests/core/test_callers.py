@@ -296,6 +296,81 @@ def test_equal_calls_are_prepared_once():
     assert len(dispatch._known) == 1
 
 
+def test_a_known_call_answers_as_the_first():
+    dy, x = torch.randn(4, 3, 5, 2).transpose(1, 3), torch.randn(4, 2, 5, 3)
+    bf16 = torch.randn(3).bfloat16()
+    args = (torch.randn(4, 2, 5), torch.rand(4, 2, 5), bf16, torch.zeros(3))
+    dispatch._known.clear()
+    first, second = (
+        ng.layer_norm_backward(dy, x, (3,), *args, output_mask=[True, True, False])
+        for _ in range(2)
+    )
+    assert len(dispatch._known) == 1
+    assert second.grad_bias is None
+    for one, other in zip(first[:2], second[:2], strict=True):
+        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+        assert torch.equal(one, other)
+        assert one.data_ptr() != other.data_ptr()
+
+
+class _Wrapped(torch.Tensor):
+    pass
+
+
+def test_what_resembles_a_known_call_is_looked_at_anew():
+    x = torch.randn(2, 3)
+    tensor = torch.randn(2, 3, dtype=torch.complex64)
+    negated = tensor.conj().imag.as_strided((2, 3), (6, 2))
+    plain = tensor.imag
+    for _ in range(2):
+        want = ng.batch_norm_backward(-plain, x)
+        ng.batch_norm_backward(plain, x)
+        ng.batch_norm_backward(x, x)
+    assert negated.stride() == plain.stride()
+    assert torch.allclose(ng.batch_norm_backward(negated, x).grad_input, want.grad_input)
+    known = len(dispatch._known)
+    with pytest.raises(ng.OptionError, match="output_mask must be 3 booleans"):
+        ng.batch_norm_backward(x, x, output_mask=(1, 1, 1))
+    with pytest.raises(ng.ArrayTypeError, match="must be a dense tensor"):
+        ng.batch_norm_backward(x.to_sparse(), x)
+    with pytest.raises(ng.DeviceError, match="must be on the CPU or an NVIDIA GPU"):
+        ng.batch_norm_backward(x, x.to("meta"))
+    with pytest.raises(ng.ArgumentError):
+        ng.batch_norm_backward(x, x, param_grad_dtype=[])
+    with pytest.raises(ng.DtypeError, match="running_mean"):
+        ng.batch_norm_backward(x, x, None, torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(RuntimeError):
+        torch.vmap(lambda dy: ng.batch_norm_backward(dy, x).grad_input)(torch.stack([x, x]))
+    ng.batch_norm_backward(x.as_subclass(_Wrapped), x)
+    assert ng.batch_norm_backward(x, x, output_mask=iter([True, False, True])).grad_weight is None
+    assert len(dispatch._known) == known
+
+
+def test_known_calls_look_at_given_results_each_time():
+    dy, x, weight = torch.randn(4, 3), torch.randn(4, 3), torch.randn(3)
+    want = ng.batch_norm_backward(dy, x, weight)
+    dispatch._known.clear()
+    for _ in range(3):
+        out = (torch.full((4, 3), torch.nan), torch.full((3,), torch.nan), torch.empty(3))
+        got = ng.batch_norm_backward(dy, x, weight, out=out)
+        assert all(one is other for one, other in zip(got, out, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+        assert out[0]._version == 1
+    assert len(dispatch._known) == 1
+    vectors = torch.empty(5)
+    with pytest.raises(ng.OverlapError, match="grad_bias must not share memory with grad_weight"):
+        ng.batch_norm_backward(dy, x, weight, out=(out[0], vectors[:3], vectors[2:]))
+    with pytest.raises(ng.ArrayTypeError, match="must not require grad"):
+        ng.batch_norm_backward(dy, x, weight, out=(x.clone().requires_grad_(), *out[1:]))
+    over = weight.clone()
+    got = ng.batch_norm_backward(dy, x, over, out=(out[0], over, out[2]))
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+    over = x.clone()
+    got = ng.batch_norm_backward(dy, over, weight, out=(over, *out[1:]))
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+    assert len(dispatch._known) == 1
+
+
 def test_autograd_learns_what_was_written():
     x = torch.randn(2, 3)
     leaf = torch.randn(2, 3, requires_grad=True)

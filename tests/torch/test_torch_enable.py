@@ -83,6 +83,24 @@ def test_a_refused_case_goes_to_torch_with_the_reason():
     assert row.reason in str(ours.report()) or not ours.report()
 
 
+def test_a_refusal_is_remembered_for_its_backend_and_shapes():
+    x, dy = torch.randn(3, 4), torch.randn(3, 4)
+    module = nn.LayerNorm(4)
+    with ours.enable(backend="cuda"):
+        want = _grads(module, x, dy)
+        first = ours.report()
+        again = _grads(module, x, dy)
+        assert ours.report() == (first[0]._replace(calls=2),)
+        with ours.enable(backend="reference"):
+            got = _grads(module, x, dy)
+        _grads(module, x.repeat(2, 1), dy.repeat(2, 1))
+    assert all(torch.equal(one, other) for one, other in zip(again, want, strict=True))
+    for one, other in zip(got, want, strict=True):
+        assert_near(one, other, torch.float32)
+    report = ours.report()
+    assert (report.calls("torch"), report.calls("normgrad")) == (3, 1)
+
+
 def test_group_norm_with_sizes_that_are_not_the_shapes(fast_backend):
     x, dy = torch.randn(6, 20), torch.randn(6, 20)  # as N=3, C=4, HxW=10
     mean, rstd = torch.zeros(3, 2), torch.ones(3, 2)

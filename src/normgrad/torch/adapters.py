@@ -1,13 +1,15 @@
-"""Torch's backward operators in terms of our functions: argument for argument.
+"""Torch's backward operators in terms of ours: argument for argument.
 
-A case that we do not take raises a NormgradError; the caller hands it to torch.
+Options have the types that torch's schemas say and go to the core unread. A case that we do not
+take raises a NormgradError; the caller hands it to torch.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from normgrad import functional
+from normgrad.dispatch import compute
 from normgrad.errors import ShapeError
+from normgrad.spec import Op
 from normgrad.torch.library import Tensor
 
 Mask = Sequence[bool]
@@ -27,19 +29,15 @@ def native_batch_norm_backward(
     output_mask: Mask,
 ) -> Any:
     """Batch norm on the CPU, and by torch's own kernels on CUDA."""
-    saved = (save_mean, save_invstd) if train else (None, None)
-    running = (None, None) if train else (running_mean, running_var)
-    return functional.batch_norm_backward(
-        grad_out,
-        input,
-        weight,
-        *running,
-        *saved,
-        training=train,
-        eps=eps,
-        output_mask=output_mask,
-        backend=backend,
-    )
+    if train:
+        arrays, settings = (
+            (grad_out, input, save_mean, save_invstd, weight),
+            (True, eps, "invstd", 1),
+        )
+    else:
+        arrays = (grad_out, input, running_mean, running_var, weight)
+        settings = (False, eps, "variance", 1)
+    return compute(Op.BATCH_NORM, arrays, (), settings, output_mask, None, None, backend)
 
 
 def cudnn_batch_norm_backward(
@@ -55,18 +53,9 @@ def cudnn_batch_norm_backward(
     reserve: Tensor,
 ) -> Any:
     """Batch norm that went forward through cuDNN; its ``save_var`` holds 1/std."""
-    return functional.batch_norm_backward(
-        grad_output,
-        input,
-        weight,
-        None,
-        None,
-        save_mean,
-        save_var,
-        training=True,
-        eps=epsilon,
-        backend=backend,
-    )
+    arrays = (grad_output, input, save_mean, save_var, weight)
+    settings = (True, epsilon, "invstd", 1)
+    return compute(Op.BATCH_NORM, arrays, (), settings, (True, True, True), None, None, backend)
 
 
 def native_layer_norm_backward(
@@ -81,16 +70,9 @@ def native_layer_norm_backward(
     output_mask: Mask,
 ) -> Any:
     """Layer norm."""
-    return functional.layer_norm_backward(
-        grad_out,
-        input,
-        normalized_shape,
-        mean,
-        rstd,
-        weight,
-        output_mask=output_mask,
-        backend=backend,
-    )
+    arrays = (grad_out, input, mean, rstd, weight)
+    settings = (tuple(normalized_shape),)
+    return compute(Op.LAYER_NORM, arrays, (), settings, output_mask, None, None, backend)
 
 
 def native_group_norm_backward(
@@ -107,21 +89,12 @@ def native_group_norm_backward(
     output_mask: Mask,
 ) -> Any:
     """Group norm; torch's operator takes its sizes beside the data."""
-    if tuple(input.shape[:2]) != (samples, channels) or input.numel() != (
-        samples * channels * positions
-    ):
+    shape = input.shape
+    if shape[:2] != (samples, channels) or input.numel() != samples * channels * positions:
         rule = f"must have shape ({samples}, {channels}, ...) as N and C say"
-        raise ShapeError("input", rule, tuple(input.shape))
-    return functional.group_norm_backward(
-        grad_out,
-        input,
-        mean,
-        rstd,
-        weight,
-        num_groups=group,
-        output_mask=output_mask,
-        backend=backend,
-    )
+        raise ShapeError("input", rule, tuple(shape))
+    arrays = (grad_out, input, mean, rstd, weight)
+    return compute(Op.GROUP_NORM, arrays, (), (group, 1), output_mask, None, None, backend)
 
 
 def batch_norm_backward_reduce(
@@ -136,15 +109,9 @@ def batch_norm_backward_reduce(
     bias_g: bool,
 ) -> Any:
     """The first half of synchronized batch norm."""
-    return functional.batch_norm_reduce_backward(
-        grad_out,
-        input,
-        mean,
-        invstd,
-        weight,
-        output_mask=(input_g, input_g, weight_g, bias_g),
-        backend=backend,
-    )
+    arrays = (grad_out, input, mean, invstd, weight)
+    mask = (input_g, input_g, weight_g, bias_g)
+    return compute(Op.BATCH_NORM_REDUCE, arrays, (), (1,), mask, None, None, backend)
 
 
 def batch_norm_backward_elemt(
@@ -159,6 +126,5 @@ def batch_norm_backward_elemt(
     count: Tensor,
 ) -> Any:
     """The second half of synchronized batch norm."""
-    return functional.batch_norm_elemt_backward(
-        grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count, backend=backend
-    )
+    arrays = (grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count)
+    return compute(Op.BATCH_NORM_ELEMT, arrays, (), (1,), (True,), None, None, backend)[0]

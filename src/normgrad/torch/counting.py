@@ -48,10 +48,10 @@ _counts: Counter[tuple[str, str, str, str]] = Counter()
 _lock = threading.Lock()  # autograd runs one thread for each device
 
 
-def count(operator: str, device: str, taken_by: str, reason: str = "") -> None:
-    """Note one call."""
+def count(fate: tuple[str, str, str, str]) -> None:
+    """Note one call: operator, device, by whom it was taken and why."""
     with _lock:
-        _counts[operator, device, taken_by, reason] += 1
+        _counts[fate] += 1
 
 
 def report(*, reset: bool = False) -> Report:

@@ -1,7 +1,8 @@
 """The CUDA backend: plans in pure Python, kernels in Triton, memory from whoever calls."""
 
+import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from normgrad.backends.cuda.device import INTERPRETER, device_of
 from normgrad.backends.cuda.launch import interpreting, run_program
@@ -54,20 +55,29 @@ class CudaBackend:
 
             interpret(program, plan.spec, addresses, workspace)
             return
-        import torch
-
         bases = [address or 0 for address in addresses]
         bases.append(workspace or 0)
         index = _index(plan.spec.device)
-        if torch.cuda.current_device() == index:
+        if _current_device()() == index:
             run_program(program, index, bases, stream)
         else:
+            import torch
+
             with torch.cuda.device(index):
                 run_program(program, index, bases, stream)
 
 
+@functools.cache
 def _index(device: str) -> int:
     return int(device.partition(":")[2] or 0)
+
+
+@functools.cache
+def _current_device() -> Callable[[], int]:
+    """Torch's own, less its look at whether CUDA is up: there are tensors on it."""
+    import torch
+
+    return torch._C._cuda_getDevice
 
 
 BACKEND = CudaBackend()
