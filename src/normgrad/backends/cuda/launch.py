@@ -4,7 +4,7 @@ import ctypes
 import functools
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from normgrad.backends.cuda.device import device_of
@@ -137,30 +137,13 @@ def _prepare_kernel(step: Launch, index: int, aligned: bool) -> Any:
         for position, value in enumerate(template)
         if isinstance(value, Ref)
     ]
-    (launch, head), (x, y, z) = _launcher(compiled), step.grid
+    launch, (x, y, z) = compiled.run, step.grid
+    function, metadata = compiled.function, compiled.packed_metadata
 
     def run(bases: Sequence[int], stream: int) -> None:
         arguments = template.copy()
         for position, slot, offset in slots:
             arguments[position] = bases[slot] + offset
-        launch(x, y, z, stream, *head, *arguments)
+        launch(x, y, z, stream, function, metadata, None, None, None, *arguments)
 
     return run
-
-
-def _launcher(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """What launches a kernel, and its arguments between the stream and the kernel's own."""
-    import triton
-
-    outer: Any = compiled.run
-    head = (compiled.packed_metadata, None, None, None)
-    if (
-        triton.__version__.startswith("3.6.")
-        and type(outer).__name__ == "CudaLauncher"
-        and not outer.global_scratch_size
-        and not outer.profile_scratch_size
-    ):
-        # Straight to its C function, past a look for scratch memory that takes 0.6 us.
-        modes = (outer.launch_cooperative_grid, outer.launch_pdl)
-        return outer.launch, (compiled.function, *modes, None, None, *head)
-    return outer, (compiled.function, *head)
