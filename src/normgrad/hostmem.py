@@ -47,7 +47,6 @@ def _madvise() -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-@functools.lru_cache(maxsize=4096)
 def byte_range(tensor: TensorSpec) -> tuple[int, int]:
     """The bytes a view covers, first and one past the last, relative to its first element."""
     if tensor.size == 0:
