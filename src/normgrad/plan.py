@@ -8,7 +8,7 @@ from normgrad import backends
 from normgrad.backends.base import Compiled
 from normgrad.dtypes import compute_dtype
 from normgrad.errors import BackendError, OptionError
-from normgrad.geometry import Geometry, geometry_of, reshaped_strides
+from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import Spec
 from normgrad.validate import validate
 
@@ -42,12 +42,6 @@ class Plan:
         """The plan for callers outside Python, where its backend has such a thing."""
         offer = getattr(self.backend, "compiled", None)
         return offer(self) if offer is not None and self.spec.wanted else None
-
-    def strides4(self, role: str) -> tuple[int, ...] | None:
-        """Strides of a role's tensor in the canonical view; None where only a copy has it."""
-        tensor = self.spec.tensor(role)
-        assert tensor is not None
-        return reshaped_strides(tensor, self.geometry.shape_of(role))
 
 
 def make_plan(spec: Spec, backend: str | None = None) -> Plan:

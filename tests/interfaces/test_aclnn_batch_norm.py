@@ -29,13 +29,6 @@ PARAM_GRADS = ("gradWeight", "gradBias")
 OUTPUTS = ("gradInput", *PARAM_GRADS)
 
 
-@pytest.fixture(autouse=True)
-def _default_product():
-    aclnn.set_product("ascend950")
-    yield
-    aclnn.set_product("ascend950")
-
-
 def check(status, words, data=F32, vectors=None, **changes):
     refused(BATCH_NORM, status, words, {**arguments(BATCH_NORM, data, vectors), **changes})
 

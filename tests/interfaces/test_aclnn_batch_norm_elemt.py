@@ -10,13 +10,6 @@ VECTORS = ("mean", "invstd", "weight", "sumDy", "sumDyXmu")
 NEEDED = ("gradOut", "input", "mean", "invstd", "sumDy", "sumDyXmu", "counter", "gradInput")
 
 
-@pytest.fixture(autouse=True)
-def _default_product():
-    aclnn.set_product("ascend950")
-    yield
-    aclnn.set_product("ascend950")
-
-
 def check(status, words, **changes):
     refused(ELEMT, status, words, {**arguments(ELEMT), **changes})
 

@@ -22,13 +22,6 @@ FIVE = ("mean", "rstd", "gamma", "gradGammaOut", "gradBetaOut")
 VECTOR_SHAPE = {"mean": (2, 1), "rstd": (2, 1)}
 
 
-@pytest.fixture(autouse=True)
-def _default_product():
-    aclnn.set_product("ascend950")
-    yield
-    aclnn.set_product("ascend950")
-
-
 def check(status, words, data=F32, vectors=None, **changes):
     refused(GROUP_NORM, status, words, {**arguments(GROUP_NORM, data, vectors), **changes})
 

@@ -22,13 +22,6 @@ OUTPUTS = ("gradInputOut", "gradWeightOut", "gradBiasOut")
 PARAMETERS = ("weightOptional", "biasOptional")
 
 
-@pytest.fixture(autouse=True)
-def _default_product():
-    aclnn.set_product("ascend950")
-    yield
-    aclnn.set_product("ascend950")
-
-
 def check(status, words, data=F32, vectors=None, **changes):
     refused(LAYER_NORM, status, words, {**arguments(LAYER_NORM, data, vectors), **changes})
 

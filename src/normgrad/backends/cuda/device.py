@@ -13,7 +13,6 @@ class Device:
     multiprocessors: int
     registers: int  # of a multiprocessor
     shared_bytes: int  # of a multiprocessor
-    l2_bytes: int
 
     @property
     def cooperative(self) -> bool:
@@ -21,18 +20,18 @@ class Device:
         return self.capability >= 70
 
 
-H200 = Device("NVIDIA H200", 90, 132, 65536, 228 << 10, 60 << 20)
+H200 = Device("NVIDIA H200", 90, 132, 65536, 228 << 10)
 # GPUs whose plans can be printed and tested where there is none.
 KNOWN = {
     "h200": H200,
-    "h100": Device("NVIDIA H100", 90, 132, 65536, 228 << 10, 50 << 20),
-    "a100": Device("NVIDIA A100", 80, 108, 65536, 164 << 10, 40 << 20),
-    "rtx4090": Device("NVIDIA GeForce RTX 4090", 89, 128, 65536, 100 << 10, 72 << 20),
-    "rtx3060": Device("NVIDIA GeForce RTX 3060", 86, 28, 65536, 100 << 10, 3 << 20),
-    "t4": Device("Tesla T4", 75, 40, 65536, 64 << 10, 4 << 20),
+    "h100": Device("NVIDIA H100", 90, 132, 65536, 228 << 10),
+    "a100": Device("NVIDIA A100", 80, 108, 65536, 164 << 10),
+    "rtx4090": Device("NVIDIA GeForce RTX 4090", 89, 128, 65536, 100 << 10),
+    "rtx3060": Device("NVIDIA GeForce RTX 3060", 86, 28, 65536, 100 << 10),
+    "t4": Device("Tesla T4", 75, 40, 65536, 64 << 10),
 }
 # The interpreter runs blocks one after another: a small device exercises teams and loops.
-INTERPRETER = Device("Triton's interpreter", 90, 2, 65536, 228 << 10, 1 << 20)
+INTERPRETER = Device("Triton's interpreter", 90, 2, 65536, 228 << 10)
 
 
 @functools.cache
@@ -47,5 +46,4 @@ def device_of(index: int) -> Device:
         multiprocessors=found.multi_processor_count,
         registers=getattr(found, "regs_per_multiprocessor", 65536),
         shared_bytes=getattr(found, "shared_memory_per_multiprocessor", 100 << 10),
-        l2_bytes=getattr(found, "L2_cache_size", 4 << 20),
     )

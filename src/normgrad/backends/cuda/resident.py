@@ -135,7 +135,7 @@ def _gamma(builder: Builder, geometry: Geometry) -> Ref | None:
     """Gamma; group norm's in 32 bits where the data are large.
 
     Each row of a tile has its own gamma, fetched ahead with the data, which copies of less than 4
-    bytes cannot be: 48 % instead of 71 for 4x512x128x128 in bfloat16.
+    bytes cannot be: 48 % instead of 61 for 4x512x128x128 in bfloat16.
     """
     gamma = builder.spec.gamma
     narrow = gamma is not None and ITEMSIZE[gamma.dtype] == 2

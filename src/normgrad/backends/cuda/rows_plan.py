@@ -108,7 +108,6 @@ def _whole_rows(
         "dy_row": dy[1] // align,
         "x_row": x[1] // align,
         "dx_row": dx[1] // align if dx else 0,
-        "eps": 0.0,
     }
     constants: dict[str, Any] = {
         "ROWS": tile_rows,

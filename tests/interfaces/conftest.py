@@ -1,0 +1,12 @@
+"""What the tests of both interfaces share."""
+
+import pytest
+
+from normgrad import aclnn
+
+
+@pytest.fixture(autouse=True)
+def _default_product():
+    aclnn.set_product("ascend950")
+    yield
+    aclnn.set_product("ascend950")
