@@ -24,6 +24,7 @@ from normgrad.backends.cpu.vector import (
     prefetch,
     read,
     size_of,
+    splat,
     store,
     store_part,
     store_wide,
@@ -117,14 +118,16 @@ def add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_
 
 
 @jit.inner
-def clear(flat, address, length):
-    """Zeros."""
+def fill(flat, address, value, length):
+    """One number everywhere."""
     width = lanes(flat)
-    at = 0
-    while at < length:
-        part = min(width, length - at)
-        store_part(flat, address + at * size_of(flat), zero(flat), part)
-        at += width
+    values = splat(flat, value)
+    while length >= width:
+        store(flat, address, values)
+        address += width * size_of(flat)
+        length -= width
+    if length > 0:
+        store_part(flat, address, values, length)
 
 
 @jit.inner
@@ -138,7 +141,7 @@ def block_sums(fmt, flat, params, addresses, workspace, first, last):
         end = min(row + params[slots.BLOCK], params[slots.ROWS])
         sums = workspace + params[slots.AT_PARTS] + block * 2 * columns * size_of(flat)
         mean = workspace + params[slots.AT_COEFFICIENTS] + sample * 4 * columns * size_of(flat)
-        clear(flat, sums, 2 * columns)
+        fill(flat, sums, 0.0, 2 * columns)
         while row < end:
             rows = min(end - row, params[slots.RUN] - row % params[slots.RUN])
             add_rows(

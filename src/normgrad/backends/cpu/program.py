@@ -4,6 +4,7 @@ The partition depends on the request alone, never on the number of threads: same
 """
 
 import ctypes
+import math
 import struct
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,12 @@ SAMPLE_BYTES = 6 << 20
 SOME_SAMPLES = 8
 # Dense rows of fewer channels are taken several as one.
 FOLD_COLUMNS = 128
+# Planes of up to this many bytes are taken several as one, in rows of at least STRIP_ROW, where a
+# strip of all samples stays in the cache.
+SHORT_PLANE = 1024
+STRIP_ROW = 1024
+STRIP_BYTES = 1 << 20
+STRIP_SAMPLES = 8
 
 _DATA = {"dy": slots.DY, "x": slots.X, "dx": slots.DX}
 _VECTORS = {
@@ -229,7 +236,9 @@ class Program:
         self._stream(geometry.inner)
         if by_row:
             params[slots.AT_SUMS] = self.reserve(2 * geometry.outer * geometry.parameters * 8)
-        if slabs < FEW_SLABS and elements >= 2 * TASK_ELEMENTS:
+        if not by_row and (strip := self._strip()):
+            self._strips(strip)
+        elif slabs < FEW_SLABS and elements >= 2 * TASK_ELEMENTS:
             piece = TASK_ELEMENTS if geometry.inner >= TASK_ELEMENTS else max(geometry.inner, 1)
             gathered = 1 if by_row else max(1, TASK_ELEMENTS // piece)
             pieces = _up(segments, gathered) * _up(geometry.inner, piece)
@@ -250,6 +259,31 @@ class Program:
             params[slots.PER_TASK] = max(1, TASK_ELEMENTS // max(elements, 1))
             self.phase("slabs", _up(slabs, params[slots.PER_TASK]), self.format)
         self._join_samples()
+
+    def _strip(self) -> int:
+        """How many channels of short planes are taken together; 0 where planes are taken alone."""
+        geometry = self.geometry
+        nbytes = geometry.inner * self.format.itemsize
+        dense = all(
+            self.arrangement.strides[role][2] == geometry.inner for role in self.needs.data
+        )
+        if not dense or nbytes > SHORT_PLANE or geometry.outer < STRIP_SAMPLES or not nbytes:
+            return 0
+        whole = 64 // math.gcd(64, nbytes)  # channels that fill whole lines together
+        strip = whole * _up(STRIP_ROW, whole * nbytes)
+        fits = 2 * strip * nbytes * geometry.outer <= STRIP_BYTES
+        return strip if fits and geometry.channels >= 4 * strip else 0
+
+    def _strips(self, strip: int) -> None:
+        geometry, params = self.geometry, self.params
+        size = geometry.channels * geometry.inner
+        self._stream(strip * geometry.inner)
+        params[slots.PER_TASK] = strip
+        params[slots.BLOCK] = BLOCK_ROWS
+        params[slots.AT_COEFFICIENTS] = self.reserve(4 * size * self.flat.itemsize)
+        params[slots.AT_PARTS] = self.reserve(2 * size * self.flat.itemsize)
+        params[slots.AT_SUMS] = self.reserve(2 * geometry.channels * 8)
+        self.phase("strips", _up(geometry.channels, strip), self.format, self.flat)
 
     def _without_gaps(self) -> bool:
         """Whether the channels of a group are one run of each tensor, none shorter than a line."""

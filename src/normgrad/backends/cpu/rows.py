@@ -5,7 +5,7 @@ float64.
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.columns import AHEAD, add_rows, clear, join_columns
+from normgrad.backends.cpu.columns import AHEAD, add_rows, fill, join_columns
 from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, put_row, read_any
 from normgrad.backends.cpu.vector import (
     fence,
@@ -218,7 +218,7 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
             dx += place(params, addresses, workspace, slots.DX)
         aligned = streaming and (dx | dx_step) & 63 == 0
         if adding:
-            clear(flat, sums, 2 * columns)
+            fill(flat, sums, 0.0, 2 * columns)
             if not with_x:
                 rows = end - row
                 add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, sums, sums, False, False)

@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from normgrad.backends.cpu import columns, copies, driver, jit, rows, scalar, segments
+from normgrad.backends.cpu import columns, copies, driver, jit, rows, scalar, segments, strips
 from normgrad.backends.cpu.formats import Format
 
 _FACTORIES: dict[str, Any] = {
@@ -13,6 +13,7 @@ _FACTORIES: dict[str, Any] = {
     "units_in": segments.units_in,
     "units_out": segments.units_out,
     "join_units": segments.join_units,
+    "strips": strips.strips,
     "spread_means": columns.spread_means,
     "blocks_in": columns.blocks_in,
     "blocks_out": columns.blocks_out,
