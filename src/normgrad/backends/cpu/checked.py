@@ -164,6 +164,11 @@ def widen(values: Any) -> Any:
     return values.astype(np.float64)
 
 
+def rounded(fmt: Format, values: Any) -> Any:
+    """As in `lowering`."""
+    return values.astype(np.float64 if fmt.wide else np.float32)
+
+
 def read(fmt: Format, address: int) -> float:
     """As in `lowering`."""
     view = _view(fmt, address, 1, False)

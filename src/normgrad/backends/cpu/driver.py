@@ -12,7 +12,7 @@ from normgrad.backends.cpu.vector import add_atomic, call_task, pause
 SYNC_STRIDE = 64
 SYNC_BYTES = SYNC_STRIDE * slots.MAX_PHASES
 # How often to look before giving the core away: about 2 us.
-_LOOKS = 64
+LOOKS = 64
 
 
 def drive(params, addresses, workspace, sync):
@@ -37,5 +37,5 @@ def drive(params, addresses, workspace, sync):
         looks = 0
         while add_atomic(done, 0) < tasks:
             looks += 1
-            pause(looks > _LOOKS)
+            pause(looks > LOOKS)
     return status

@@ -59,8 +59,7 @@ def run(plan: "Plan", addresses: Sequence[int | None], workspace: int | None) ->
     if config.elements < PARALLEL_ELEMENTS or (threads := _threads(config)) <= 1:
         _entry()(config.block, given, workspace or 0, None)
     else:
-        job = (config.block, given, workspace or 0, _Sync())
-        pool.POOL.run(_entry(), job, threads - 1)
+        pool.POOL.run(config.block, given, workspace or 0, _Sync(), threads - 1)
     del owner
 
 

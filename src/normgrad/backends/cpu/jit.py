@@ -26,6 +26,9 @@ _BLOCK = types.CPointer(types.int64)
 TASK_SIGNATURE: Final = types.int32(_BLOCK, _BLOCK, types.int64, types.int64, types.int64)
 # Parameter block, addresses, workspace, counters that threads share.
 DRIVER_SIGNATURE: Final = types.int32(_BLOCK, _BLOCK, types.int64, types.int64)
+# The same as integers, the boxes where helpers wait, how many those are, how many are wanted.
+LEAD_SIGNATURE: Final = types.int32(*[types.int64] * 7)
+ATTEND_SIGNATURE: Final = types.int32(types.int64)
 
 _lock = threading.Lock()
 

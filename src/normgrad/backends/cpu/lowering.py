@@ -522,6 +522,19 @@ def widen(typingctx, values):
 
 
 @intrinsic
+def rounded(typingctx, fmt, values):
+    """Float64 lanes as the compute type of a format."""
+    lanes_type = _lanes_of(fmt.fmt)
+
+    def codegen(context, builder, signature, arguments):
+        if lanes_type.wide:
+            return arguments[1]
+        return builder.fptrunc(arguments[1], lanes_type.llvm)
+
+    return lanes_type(fmt, values), codegen
+
+
+@intrinsic
 def store_wide(typingctx, address, values, count):
     """The first ``count`` lanes of a float64 vector as float64."""
 
@@ -647,6 +660,49 @@ def add_atomic(typingctx, address, amount):
         return builder.atomic_rmw("add", target, arguments[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def replace_atomic(typingctx, address, expected, value):
+    """Write a shared integer if it is what was expected; whether it was."""
+
+    def codegen(context, builder, signature, arguments):
+        target = _pointer(builder, arguments[0], _I64)
+        pair = builder.cmpxchg(target, *arguments[1:], "seq_cst", "seq_cst")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def at_address(typingctx, address):
+    """The 64-bit integers at an address."""
+
+    def codegen(context, builder, signature, arguments):
+        return _pointer(builder, arguments[0], _I64)
+
+    return types.CPointer(types.int64)(types.int64), codegen
+
+
+def _system(name, count):
+    """A function of the system that takes one or two addresses."""
+
+    def codegen(context, builder, signature, arguments):
+        pointers = [_pointer(builder, address, ir.IntType(8)) for address in arguments]
+        _call(builder, name, _I32, pointers)
+        return context.get_dummy_value()
+
+    if count == 1:
+        return intrinsic(lambda typingctx, first: (types.none(types.int64), codegen))
+    return intrinsic(
+        lambda typingctx, first, second: (types.none(types.int64, types.int64), codegen)
+    )
+
+
+lock = _system("pthread_mutex_lock", 1)
+unlock = _system("pthread_mutex_unlock", 1)
+sleep = _system("pthread_cond_wait", 2)
+wake = _system("pthread_cond_signal", 1)
 
 
 @intrinsic

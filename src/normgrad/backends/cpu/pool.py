@@ -1,18 +1,28 @@
-"""Threads that help a caller: plain Python threads around calls that hold no lock.
+"""Threads that help a caller: Python threads that stay in compiled code and hold no lock.
 
-The caller works too and never waits for a helper that has not begun, so a busy interpreter only
-means less help. Several callers share the helpers. A forked child starts without helpers and makes
-its own.
+The caller works too and never waits for a helper that has not begun, so a busy machine only means
+less help. Several callers share the helpers. A forked child starts without helpers and makes its
+own.
 """
 
+import ctypes
 import functools
 import os
-import queue
 import threading
-from collections.abc import Callable
 from typing import Any
 
-Job = tuple[Any, ...]
+from normgrad.backends.cpu import tasks
+
+# Threads for each core at most.
+_MOST = 4
+_Lead = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    *[ctypes.c_void_p] * 2,
+    ctypes.c_int64,
+    *[ctypes.c_void_p] * 2,
+    *[ctypes.c_int64] * 2,
+)
+_Attend = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
 
 class Pool:
@@ -24,36 +34,45 @@ class Pool:
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[..., int], Job]] = queue.SimpleQueue()
         self.helpers = 0
+        self._boxes = 0
         self._lock = threading.Lock()
 
-    def run(self, function: Callable[..., int], job: Job, helpers: int) -> int:
-        """Call a function here and, as they come free, in helpers with the same arguments."""
+    def run(self, block: Any, addresses: Any, workspace: int, sync: Any, helpers: int) -> int:
+        """Run a parameter block here and in as many helpers as are free."""
         if self.helpers < helpers:
             self._start(helpers)
-        for _ in range(helpers):
-            self._jobs.put((function, job))
-        return function(*job)
+        lead, _ = _functions()
+        status: int = lead(block, addresses, workspace, sync, self._boxes, self.helpers, helpers)
+        return status
 
     def _start(self, helpers: int) -> None:
+        from normgrad.backends.cpu import meeting
+
+        _, attend = _functions()
         with self._lock:
+            system = ctypes.CDLL(None)
+            system.calloc.restype = ctypes.c_void_p
+            if not self._boxes:
+                # Never freed: helpers wait there until the process ends.
+                room = system.calloc(_MOST * _cores() + 1, meeting.BOX_BYTES)
+                self._boxes = -(-room // meeting.BOX_BYTES) * meeting.BOX_BYTES
             while self.helpers < helpers:
+                box = self._boxes + self.helpers * meeting.BOX_BYTES
+                system.pthread_mutex_init(ctypes.c_void_p(box + meeting.LOCK_AT), None)
+                system.pthread_cond_init(ctypes.c_void_p(box + meeting.SIGNAL_AT), None)
                 name = f"normgrad-{self.helpers + 1}"
                 try:
-                    threading.Thread(
-                        target=_help, args=(self._jobs,), name=name, daemon=True
-                    ).start()
+                    threading.Thread(target=attend, args=(box,), name=name, daemon=True).start()
                 except RuntimeError:  # no more threads, or the interpreter is going down
                     return
                 self.helpers += 1
 
 
-def _help(jobs: "queue.SimpleQueue[tuple[Callable[..., int], Job]]") -> None:
-    while True:
-        function, job = jobs.get()
-        function(*job)
-        del function, job  # the caller's memory must not live on in a waiting helper
+@functools.cache
+def _functions() -> tuple[Any, Any]:
+    lead, attend = tasks.compiled_meeting()
+    return _Lead(lead.address), _Attend(attend.address)
 
 
 @functools.cache
@@ -66,11 +85,13 @@ def thread_count() -> int:
     """How many threads a call may use: the least of what everybody allows.
 
     ``NORMGRAD_NUM_THREADS`` first; without it Numba's own setting; never more than the cores that
-    this process may run on.
+    this process may run on. Helpers wait on POSIX's signals; elsewhere the caller works alone.
     """
+    if os.name != "posix":
+        return 1
     wish = os.environ.get("NORMGRAD_NUM_THREADS", "")
     if wish.strip().isdigit():
-        return max(1, min(int(wish), 4 * _cores()))
+        return max(1, min(int(wish), _MOST * _cores()))
     return min(_cores(), _numba_threads())
 
 

@@ -34,9 +34,10 @@ SAMPLE_BYTES = 6 << 20
 SOME_SAMPLES = 8
 # Dense rows of fewer channels are taken several as one.
 FOLD_COLUMNS = 128
+FOLD_WHOLE = 64  # where they fill whole vectors
 # Planes of up to this many bytes are taken several as one, in rows of at least STRIP_ROW, where a
 # strip of all samples stays in the cache.
-SHORT_PLANE = 1024
+SHORT_PLANE = 256
 STRIP_ROW = 1024
 STRIP_BYTES = 1 << 20
 STRIP_SAMPLES = 8
@@ -155,11 +156,17 @@ class Program:
 
     def _stream(self, length: int) -> None:
         """Write dx past the cache where it is large, and not in pieces of lines."""
-        large = 3 * self.geometry.size * self.format.itemsize > STREAM_BYTES
+        large = self._large()
         in_place = self.spec.dx is not None and "dx" not in self.arrangement.copied
         nbytes = length * self.format.itemsize
         whole = nbytes % 64 == 0 or nbytes >= STREAM_SEGMENT
         self.params[slots.STREAM_DX] = int(large and in_place and whole)
+
+    def _large(self) -> bool:
+        return 3 * self.geometry.size * self.format.itemsize > STREAM_BYTES
+
+    def _far(self) -> int:
+        return int(2 * self.geometry.size * self.format.itemsize > NEAR_BYTES)
 
     def _data(self, role: str) -> None:
         tensor = self.spec.tensor(role)
@@ -264,10 +271,11 @@ class Program:
         """How many channels of short planes are taken together; 0 where planes are taken alone."""
         geometry = self.geometry
         nbytes = geometry.inner * self.format.itemsize
-        dense = all(
-            self.arrangement.strides[role][2] == geometry.inner for role in self.needs.data
-        )
-        if not dense or nbytes > SHORT_PLANE or geometry.outer < STRIP_SAMPLES or not nbytes:
+        dense = all(self.arrangement.strides[role][2] == geometry.inner for role in self.needs.data)
+        # Longer planes are worth it where they would be streamed in pieces of lines.
+        pieces = self.format.itemsize > 2 and nbytes % 64 and self._large()
+        short = 0 < nbytes <= (4 * SHORT_PLANE if pieces else SHORT_PLANE)
+        if not dense or not short or geometry.outer < STRIP_SAMPLES:
             return 0
         whole = 64 // math.gcd(64, nbytes)  # channels that fill whole lines together
         strip = whole * _up(STRIP_ROW, whole * nbytes)
@@ -278,6 +286,7 @@ class Program:
         geometry, params = self.geometry, self.params
         size = geometry.channels * geometry.inner
         self._stream(strip * geometry.inner)
+        params[slots.FAR] = self._far()
         params[slots.PER_TASK] = strip
         params[slots.BLOCK] = BLOCK_ROWS
         params[slots.AT_COEFFICIENTS] = self.reserve(4 * size * self.flat.itemsize)
@@ -321,8 +330,8 @@ class Program:
         self._stream(width)
         params[slots.WIDTH] = width
         narrow = width * self.format.itemsize <= NARROW_BYTES
-        near = 2 * geometry.size * self.format.itemsize <= NEAR_BYTES
-        params[slots.SIDE_BY_SIDE] = int(narrow or near)
+        params[slots.FAR] = self._far()
+        params[slots.SIDE_BY_SIDE] = int(narrow or not params[slots.FAR])
         block = self._blocks(samples, rows, width)
         blocks = _up(rows, block)
         chunk = geometry.channels * _up(JOINED_COLUMNS, max(geometry.channels, 1))
@@ -370,12 +379,14 @@ class Program:
     def _fold(self, rows: int, columns: int) -> int:
         """How many rows of few channels are taken as one: vectors want 16 columns."""
         params = self.params
-        if not 0 < columns < FOLD_COLUMNS or columns % 16 == 0 or params[slots.RUN] != rows:
+        many = FOLD_COLUMNS if columns % 16 else FOLD_WHOLE
+        if not 0 < columns < many or params[slots.RUN] != rows:
             return 1
         steps = [_DATA[role] + slots.BY_INNER for role in self.needs.data]
         if any(params[step] != columns * self.format.itemsize for step in steps):
             return 1
-        folded = next((count for count in (16, 8, 4, 2) if rows % count == 0), 1)
+        most = 16 if columns % 16 else 256 // columns
+        folded = next((count for count in (16, 8, 4, 2) if count <= most and rows % count == 0), 1)
         for step in steps:
             params[step] *= folded
         params[slots.RUN] = max(rows // folded, 1)
@@ -415,7 +426,7 @@ class Program:
                 self.phase("spread_gamma", 1, self.flat, argument=gamma_slot)
         if self.needs.sum_dy:
             params[slots.AT_PARTS] = self.reserve(blocks * 2 * columns * self.flat.itemsize)
-            params[slots.AT_SUMS] = self.reserve(2 * columns * 8)
+            params[slots.AT_SUMS] = self.reserve(columns * 8)
         work = _up(blocks, params[slots.PER_TASK])
         self.phase("rows", work, self.format, self.flat, argument=gamma_slot)
         if self.needs.sum_dy:

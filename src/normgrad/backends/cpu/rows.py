@@ -5,8 +5,9 @@ float64.
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.columns import AHEAD, add_rows, fill, join_columns
-from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, put_row, read_any
+from normgrad.backends.cpu.columns import AHEAD, add_rows, fill, joined
+from normgrad.backends.cpu.formats import F32, F64
+from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, read_any, write_any
 from normgrad.backends.cpu.vector import (
     fence,
     fma,
@@ -14,10 +15,13 @@ from normgrad.backends.cpu.vector import (
     load,
     load_part,
     prefetch,
+    read,
+    rounded,
     size_of,
     splat,
     store,
     store_part,
+    store_wide,
     stream,
     total,
     write,
@@ -26,6 +30,7 @@ from normgrad.backends.cpu.vector import (
 
 # Columns that a row adds in float32 lanes before it goes on in float64, in vectors.
 _DEPTH = 128
+_F32, _F64 = F32.code, F64.code
 
 
 @jit.inner
@@ -221,7 +226,21 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
             fill(flat, sums, 0.0, 2 * columns)
             if not with_x:
                 rows = end - row
-                add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, sums, sums, False, False)
+                add_rows(
+                    fmt,
+                    flat,
+                    dy,
+                    x,
+                    dy_step,
+                    x_step,
+                    rows,
+                    columns,
+                    sums,
+                    sums,
+                    False,
+                    False,
+                    False,
+                )
                 row = end
         while row < end:
             if end - row >= 4:
@@ -320,17 +339,44 @@ def spread_gamma(flat):
     return spread_gamma_task
 
 
+@jit.inner
+def put_lanes(flat, params, addresses, workspace, slot, column, values, part, scratch):
+    """Write some elements of a result from float64 lanes, if it is wanted."""
+    code = params[slot + slots.CODE]
+    step = params[slot + slots.STRIDE]
+    if code < 0:
+        return
+    target = place(params, addresses, workspace, slot) + column * step
+    if code == (_F64 if size_of(flat) == 8 else _F32) and step == size_of(flat):
+        store_part(flat, target, rounded(flat, values), part)
+        return
+    store_wide(scratch, values, part)
+    for _ in range(part):
+        write_any(code, target, read(F64, scratch))
+        target += step
+        scratch += 8
+
+
 def join_rows(flat):
     """The task that joins the blocks of some columns and writes their parameter gradients."""
 
     def join_rows_task(params, addresses, workspace, argument, index):
         columns = params[slots.COLUMNS]
+        blocks = params[slots.BLOCKS]
+        stride = 2 * columns * size_of(flat)
         first = index * params[slots.CHUNK]
         last = min(first + params[slots.CHUNK], columns)
-        join_columns(flat, params, workspace, 0, first, last)
-        sums = workspace + params[slots.AT_SUMS] + first * 8
-        put_row(params, addresses, workspace, slots.DBETA, first, last, sums)
-        put_row(params, addresses, workspace, slots.DGAMMA, first, last, sums + columns * 8)
+        scratch = workspace + params[slots.AT_SUMS]
+        column = first
+        while column < last:
+            part = min(lanes(flat), last - column)
+            at = workspace + params[slots.AT_PARTS] + column * size_of(flat)
+            one = joined(flat, at, blocks, stride, part)
+            other = joined(flat, at + columns * size_of(flat), blocks, stride, part)
+            here = scratch + column * 8
+            put_lanes(flat, params, addresses, workspace, slots.DBETA, column, one, part, here)
+            put_lanes(flat, params, addresses, workspace, slots.DGAMMA, column, other, part, here)
+            column += lanes(flat)
         return 0
 
     return join_rows_task

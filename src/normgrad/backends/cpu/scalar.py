@@ -63,20 +63,6 @@ def put(params, addresses, workspace, slot, index, value):
 
 
 @jit.inner
-def put_row(params, addresses, workspace, slot, first, last, values):
-    """Write some elements of a result from float64 numbers in the workspace, if it is wanted."""
-    code = params[slot + slots.CODE]
-    if code < 0:
-        return
-    step = params[slot + slots.STRIDE]
-    target = place(params, addresses, workspace, slot) + first * step
-    for _ in range(first, last):
-        write_any(code, target, read(F64, values))
-        target += step
-        values += 8
-
-
-@jit.inner
 def inverse_deviation(params, addresses, workspace, index):
     """The statistic that multiplies: as given, or from a variance."""
     value = entry(params, addresses, workspace, slots.RSTD, index, 1.0)

@@ -169,7 +169,9 @@ def sums_of_dy(fmt, dy, dy_step, segments, length):
 
 
 @jit.inner
-def gradients(fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, a, b, c, streaming):
+def gradients(
+    fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, a, b, c, streaming, ahead
+):
     """``dx = a * dy + b * (x - mean) + c`` over segments at an even distance."""
     width = lanes(fmt)
     step = width * size_of(fmt)
@@ -199,6 +201,11 @@ def gradients(fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, 
                 r0 = fma(va, d0, fma(vb, t0 - centre, vc))
                 r1 = fma(va, d1, fma(vb, t1 - centre, vc))
                 stream_pair(fmt, to, r0, r1)
+                prefetch(at + ahead)
+                prefetch(at_x + ahead)
+                if size_of(fmt) > 2:
+                    prefetch(at + ahead + step)
+                    prefetch(at_x + ahead + step)
                 at += 2 * step
                 at_x += 2 * step
                 to += 2 * step
@@ -354,9 +361,12 @@ def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b,
     dx += last * dx_step
     if params[slots.CORRECTION]:
         streaming = params[slots.STREAM_DX] != 0
+        # A slab that was just summed is near.
+        ahead = 0 if params[slots.SUM_DY] and not params[slots.PIECES] else _FAR
         gradients(
-            fmt, dy, x, dx, -dy_step, -x_step, -dx_step, segments, length, mean, a, b, c, streaming
-        )
+            fmt, dy, x, dx, -dy_step, -x_step, -dx_step, segments, length, mean, a, b, c,
+            streaming, ahead,
+        )  # fmt: skip
     else:
         scaled(fmt, dy, dx, -dy_step, -dx_step, segments, length, a)
 

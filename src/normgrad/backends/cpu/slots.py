@@ -73,6 +73,8 @@ SIDE_BY_SIDE: Final = 88  # four of them are summed at a time
 FOLDED: Final = 89  # rows of few channels that are taken as one
 WIDTH: Final = 90  # columns of such a row: FOLDED * COLUMNS
 
+FAR: Final = 92  # data come from memory: lines are asked for ahead
+
 # Slabs of group norm.
 DENSE: Final = 91  # segments follow each other without gaps in x, dy and dx, and dx is streamed
 

@@ -48,7 +48,21 @@ def strip_sums(fmt, flat, params, dy, x, columns, channels, mean, sums, joined):
     while row < params[slots.OUTER]:
         rows = min(params[slots.BLOCK], params[slots.OUTER] - row)
         fill(flat, sums, 0.0, 2 * columns)
-        add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_x, True)
+        add_rows(
+            fmt,
+            flat,
+            dy,
+            x,
+            dy_step,
+            x_step,
+            rows,
+            columns,
+            mean,
+            sums,
+            with_x,
+            True,
+            params[slots.FAR] != 0,
+        )
         # Two rows of sums follow each other, and so do two rows of joined ones.
         at = sums
         for channel in range(2 * channels):
@@ -111,6 +125,8 @@ def strip(fmt, flat, params, addresses, workspace, index):
             mean,
             params[slots.CORRECTION] != slots.NO_CORRECTION,
             params[slots.STREAM_DX] != 0 and (dx | dx_step) & 63 == 0,
+            True,
+            not params[slots.SUM_DY],
         )
         if params[slots.STREAM_DX]:
             fence()

@@ -42,3 +42,14 @@ def address(name: str, *formats: Format) -> Any:
 def compiled_driver() -> Any:
     """The function that runs a parameter block."""
     return jit.compiled(jit.DRIVER_SIGNATURE, driver.drive)
+
+
+@functools.cache
+def compiled_meeting() -> tuple[Any, Any]:
+    """What a caller with helpers runs, and what a helper does."""
+    from normgrad.backends.cpu import meeting
+
+    return (
+        jit.compiled(jit.LEAD_SIGNATURE, meeting.lead),
+        jit.compiled(jit.ATTEND_SIGNATURE, meeting.attend),
+    )

@@ -26,6 +26,7 @@ move = _SOURCE.move
 pause = _SOURCE.pause
 prefetch = _SOURCE.prefetch
 read = _SOURCE.read
+rounded = _SOURCE.rounded
 size_of = _SOURCE.size_of
 splat = _SOURCE.splat
 splat_pair = _SOURCE.splat_pair
