@@ -29,6 +29,7 @@ def digest() -> str:
             ((3, 2, 50_000), False),
             ((16, 40, 20, 25), True),
             ((4000, 70), False),
+            ((140, 200, 7, 7), False),  # short planes: two blocks of samples, streamed in float32
         ):
             channels = shape[1]
             dy, x = _arrays(shape, dtype, rng, last)

@@ -54,6 +54,7 @@ def test_ten_million_terms_stay_within_four_units(shape, op):
 CASES = [
     Case(id="channels-first", op=Op.BATCH_NORM, shape=(16, 8, 2048)),
     Case(id="channels-last", op=Op.BATCH_NORM, shape=(8, 32, 32, 32), layout="channels-last"),
+    Case(id="short-planes", op=Op.BATCH_NORM, shape=(150, 128, 7, 7)),
     Case(id="inference", op=Op.BATCH_NORM, shape=(16, 8, 2048), training=False),
     Case(id="elemt", op=Op.BATCH_NORM_ELEMT, shape=(16, 8, 2048)),
     Case(id="rows", op=Op.LAYER_NORM, shape=(256, 1000)),

@@ -38,7 +38,7 @@ FOLD_WHOLE = 64  # where they fill whole vectors
 # Planes of up to this many bytes are taken several as one, in rows of at least STRIP_ROW, where a
 # strip of all samples stays in the cache.
 SHORT_PLANE = 256
-STRIP_ROW = 1024
+STRIP_ROW = 512
 STRIP_BYTES = 1 << 20
 STRIP_SAMPLES = 8
 
@@ -280,7 +280,7 @@ class Program:
         whole = 64 // math.gcd(64, nbytes)  # channels that fill whole lines together
         strip = whole * _up(STRIP_ROW, whole * nbytes)
         fits = 2 * strip * nbytes * geometry.outer <= STRIP_BYTES
-        return strip if fits and geometry.channels >= 4 * strip else 0
+        return strip if fits and geometry.channels >= strip else 0
 
     def _strips(self, strip: int) -> None:
         geometry, params = self.geometry, self.params
