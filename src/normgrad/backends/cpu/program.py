@@ -347,6 +347,7 @@ class Program:
         both = needs.sum_xmu and self.spec.dx is not None
         near = 2 * rows * width * self.format.itemsize <= SAMPLE_BYTES
         if by_row and both and near and samples >= SOME_SAMPLES:
+            params[slots.SIDE_BY_SIDE] = 1
             self.phase("samples", samples, self.format, self.flat)
             self._join_samples()
             return
