@@ -36,9 +36,6 @@ from normgrad.backends.cpu.vector import (
 
 # How far ahead of its use a line is asked for, in bytes.
 AHEAD = 2560
-# How many rows are taken side by side: their type says it, so that the compiler knows.
-ONE = (0,)
-FOUR = (0, 0, 0, 0)
 
 
 @jit.inner
@@ -57,64 +54,72 @@ def add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_
 
     Four rows side by side load and store the sums a quarter as often, but rows of 512 bytes or
     more then outrun the processor's own prefetching: half the speed where data come from memory.
+    ``far`` asks for the next four.
     """
+    width = lanes(fmt)
+    step = width * size_of(fmt)
+    unit = width * size_of(flat)
+    below = columns * size_of(flat)
+    whole = columns // width * width
     row = 0
     while row < rows:
+        at = sums
+        where = 0
+        column = 0
+        done = 1
         if four and rows - row >= 4:
             done = 4
-            add_some(fmt, flat, FOUR, dy, x, dy_step, x_step, columns, mean, sums, with_x, far)
+            while column < whole:
+                d0 = load(fmt, dy + where)
+                d1 = load(fmt, dy + where + dy_step)
+                d2 = load(fmt, dy + where + 2 * dy_step)
+                d3 = load(fmt, dy + where + 3 * dy_step)
+                store(flat, at, load(flat, at) + ((d0 + d1) + (d2 + d3)))
+                if with_x:
+                    centre = load(flat, mean - sums + at)
+                    t0 = load(fmt, x + where) - centre
+                    t1 = load(fmt, x + where + x_step) - centre
+                    t2 = load(fmt, x + where + 2 * x_step) - centre
+                    t3 = load(fmt, x + where + 3 * x_step) - centre
+                    q = fma(d0, t0, d1 * t1) + fma(d2, t2, d3 * t3)
+                    store(flat, at + below, load(flat, at + below) + q)
+                if far:
+                    for one in range(4, 8):
+                        prefetch(dy + where + one * dy_step)
+                        prefetch(x + where + one * x_step)
+                column += width
+                where += step
+                at += unit
+        elif with_x:
+            while column < whole:
+                d0 = load(fmt, dy + where)
+                t0 = load(fmt, x + where) - load(flat, mean - sums + at)
+                store(flat, at, load(flat, at) + d0)
+                store(flat, at + below, fma(d0, t0, load(flat, at + below)))
+                prefetch(dy + where + AHEAD)
+                prefetch(x + where + AHEAD)
+                column += width
+                where += step
+                at += unit
         else:
-            done = 1
-            add_some(fmt, flat, ONE, dy, x, dy_step, x_step, columns, mean, sums, with_x, far)
+            while column < whole:
+                store(flat, at, load(flat, at) + load(fmt, dy + where))
+                column += width
+                where += step
+                at += unit
+        left = columns - whole
+        if left > 0:
+            for one in range(done):
+                d0 = load_part(fmt, dy + where + one * dy_step, left)
+                store_part(flat, at, load_part(flat, at, left) + d0, left)
+                if with_x:
+                    t0 = load_part(fmt, x + where + one * x_step, left)
+                    t0 = t0 - load_part(flat, mean - sums + at, left)
+                    q = fma(d0, t0, load_part(flat, at + below, left))
+                    store_part(flat, at + below, q, left)
         row += done
         dy += done * dy_step
         x += done * x_step
-
-
-@jit.inner
-def add_some(fmt, flat, group, dy, x, dy_step, x_step, columns, mean, sums, with_x, far):
-    """Add a few rows side by side."""
-    rows = len(group)
-    width = lanes(fmt)
-    below = columns * size_of(flat)
-    dy_ahead = max(rows * dy_step, AHEAD)
-    x_ahead = max(rows * x_step, AHEAD)
-    column = 0
-    while column + width <= columns:
-        p = load(flat, sums)
-        if with_x:
-            centre = load(flat, mean)
-            q = load(flat, sums + below)
-            for one in range(rows):
-                d = load(fmt, dy + one * dy_step)
-                p = p + d
-                q = fma(d, load(fmt, x + one * x_step) - centre, q)
-                if far:
-                    prefetch(dy + one * dy_step + dy_ahead)
-                    prefetch(x + one * x_step + x_ahead)
-            store(flat, sums + below, q)
-        else:
-            for one in range(rows):
-                p = p + load(fmt, dy + one * dy_step)
-        store(flat, sums, p)
-        column += width
-        dy += width * size_of(fmt)
-        x += width * size_of(fmt)
-        sums += width * size_of(flat)
-        mean += width * size_of(flat)
-    left = columns - column
-    if left > 0:
-        p = load_part(flat, sums, left)
-        for one in range(rows):
-            p = p + load_part(fmt, dy + one * dy_step, left)
-        store_part(flat, sums, p, left)
-        if with_x:
-            centre = load_part(flat, mean, left)
-            q = load_part(flat, sums + below, left)
-            for one in range(rows):
-                t = load_part(fmt, x + one * x_step, left) - centre
-                q = fma(load_part(fmt, dy + one * dy_step, left), t, q)
-            store_part(flat, sums + below, q, left)
 
 
 @jit.inner
@@ -163,44 +168,14 @@ def block_sums(fmt, flat, params, addresses, workspace, first, last):
 
 
 @jit.inner
-def write_rows(
-    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, rows, columns, factors, corrected, streaming,
-    four, far,
-):  # fmt: skip
-    """``dx = a * dy + b * (x - mean) + c`` with factors by column: mean, a, b, c."""
-    row = 0
-    while row < rows:
-        if four and rows - row >= 4:
-            done = 4
-            write_some(
-                fmt, flat, FOUR, dy, x, dx, dy_step, x_step, dx_step, columns, factors,
-                corrected, streaming, far,
-            )  # fmt: skip
-        else:
-            done = 1
-            write_some(
-                fmt, flat, ONE, dy, x, dx, dy_step, x_step, dx_step, columns, factors,
-                corrected, streaming, far,
-            )  # fmt: skip
-        row += done
-        dy += done * dy_step
-        x += done * x_step
-        dx += done * dx_step
-
-
-@jit.inner
-def write_some(
-    fmt, flat, group, dy, x, dx, dy_step, x_step, dx_step, columns, factors, corrected, streaming,
-    far,
-):  # fmt: skip
-    """Write a few rows side by side."""
-    rows = len(group)
+def four_written(
+    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, columns, factors, corrected, streaming
+):
+    """Four rows side by side: factors are loaded a quarter as often."""
     width = lanes(fmt)
     step = width * size_of(fmt)
     unit = width * size_of(flat)
     span = columns * size_of(flat)
-    dy_ahead = max(rows * dy_step, AHEAD)
-    x_ahead = max(rows * x_step, AHEAD)
     column = 0
     if corrected and streaming:
         while column + 2 * width <= columns:
@@ -208,15 +183,12 @@ def write_some(
             a0, a1 = load(flat, factors + span), load(flat, factors + span + unit)
             b0, b1 = load(flat, factors + 2 * span), load(flat, factors + 2 * span + unit)
             c0, c1 = load(flat, factors + 3 * span), load(flat, factors + 3 * span + unit)
-            for one in range(rows):
+            for one in range(4):
                 s0 = fma(b0, load(fmt, x + one * x_step) - m0, c0)
                 s1 = fma(b1, load(fmt, x + one * x_step + step) - m1, c1)
                 r0 = fma(a0, load(fmt, dy + one * dy_step), s0)
                 r1 = fma(a1, load(fmt, dy + one * dy_step + step), s1)
                 stream(fmt, dx + one * dx_step, r0, r1)
-                if far:
-                    prefetch(dy + one * dy_step + dy_ahead)
-                    prefetch(x + one * x_step + x_ahead)
             column += 2 * width
             dy += 2 * step
             x += 2 * step
@@ -228,11 +200,11 @@ def write_some(
             m = load(flat, factors)
             b = load(flat, factors + 2 * span)
             c = load(flat, factors + 3 * span)
-            for one in range(rows):
+            for one in range(4):
                 s = fma(b, load(fmt, x + one * x_step) - m, c)
                 store(fmt, dx + one * dx_step, fma(a, load(fmt, dy + one * dy_step), s))
         else:
-            for one in range(rows):
+            for one in range(4):
                 store(fmt, dx + one * dx_step, a * load(fmt, dy + one * dy_step))
         column += width
         dy += step
@@ -245,11 +217,79 @@ def write_some(
         m = load_part(flat, factors, left)
         b = load_part(flat, factors + 2 * span, left)
         c = load_part(flat, factors + 3 * span, left)
-        for one in range(rows):
+        for one in range(4):
             r = a * load_part(fmt, dy + one * dy_step, left)
             if corrected:
                 r = r + fma(b, load_part(fmt, x + one * x_step, left) - m, c)
             store_part(fmt, dx + one * dx_step, r, left)
+
+
+@jit.inner
+def write_rows(
+    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, rows, columns, factors, corrected, streaming,
+    four,
+):  # fmt: skip
+    """``dx = a * dy + b * (x - mean) + c`` with factors by column: mean, a, b, c."""
+    width = lanes(fmt)
+    step = width * size_of(fmt)
+    unit = width * size_of(flat)
+    span = columns * size_of(flat)
+    whole = columns // width * width
+    pairs = columns // (2 * width) * (2 * width) if corrected and streaming else 0
+    row = 0
+    while row < rows:
+        if four and rows - row >= 4:
+            four_written(
+                fmt, flat, dy, x, dx, dy_step, x_step, dx_step, columns, factors, corrected,
+                streaming,
+            )  # fmt: skip
+            row += 4
+            dy += 4 * dy_step
+            x += 4 * x_step
+            dx += 4 * dx_step
+            continue
+        at = factors
+        where = 0
+        column = 0
+        while column < pairs:
+            t0 = load(fmt, x + where) - load(flat, at)
+            t1 = load(fmt, x + where + step) - load(flat, at + unit)
+            s0 = fma(load(flat, at + 2 * span), t0, load(flat, at + 3 * span))
+            s1 = fma(load(flat, at + 2 * span + unit), t1, load(flat, at + 3 * span + unit))
+            r0 = fma(load(flat, at + span), load(fmt, dy + where), s0)
+            r1 = fma(load(flat, at + span + unit), load(fmt, dy + where + step), s1)
+            stream(fmt, dx + where, r0, r1)
+            prefetch(dy + where + AHEAD)
+            prefetch(x + where + AHEAD)
+            column += 2 * width
+            where += 2 * step
+            at += 2 * unit
+        if corrected:
+            while column < whole:
+                t0 = load(fmt, x + where) - load(flat, at)
+                s0 = fma(load(flat, at + 2 * span), t0, load(flat, at + 3 * span))
+                store(fmt, dx + where, fma(load(flat, at + span), load(fmt, dy + where), s0))
+                column += width
+                where += step
+                at += unit
+        else:
+            while column < whole:
+                store(fmt, dx + where, load(flat, at + span) * load(fmt, dy + where))
+                column += width
+                where += step
+                at += unit
+        left = columns - column
+        if left > 0:
+            r0 = load_part(flat, at + span, left) * load_part(fmt, dy + where, left)
+            if corrected:
+                t0 = load_part(fmt, x + where, left) - load_part(flat, at, left)
+                c = load_part(flat, at + 3 * span, left)
+                r0 = r0 + fma(load_part(flat, at + 2 * span, left), t0, c)
+            store_part(fmt, dx + where, r0, left)
+        row += 1
+        dy += dy_step
+        x += x_step
+        dx += dx_step
 
 
 @jit.inner
@@ -281,8 +321,7 @@ def block_gradients(fmt, flat, params, addresses, workspace, first, last):
                 factors,
                 params[slots.CORRECTION] != slots.NO_CORRECTION,
                 streaming and (dx | step) & 63 == 0,
-                params[slots.SIDE_BY_SIDE] != 0,
-                params[slots.FAR] != 0,
+                params[slots.SIDE_BY_SIDE] > 1,
             )
             row += rows
     if streaming:

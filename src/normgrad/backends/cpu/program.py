@@ -165,8 +165,8 @@ class Program:
     def _large(self) -> bool:
         return 3 * self.geometry.size * self.format.itemsize > STREAM_BYTES
 
-    def _far(self) -> int:
-        return int(2 * self.geometry.size * self.format.itemsize > NEAR_BYTES)
+    def _far(self) -> bool:
+        return 2 * self.geometry.size * self.format.itemsize > NEAR_BYTES
 
     def _data(self, role: str) -> None:
         tensor = self.spec.tensor(role)
@@ -286,7 +286,7 @@ class Program:
         geometry, params = self.geometry, self.params
         size = geometry.channels * geometry.inner
         self._stream(strip * geometry.inner)
-        params[slots.FAR] = self._far()
+        params[slots.FAR] = int(self._far())
         params[slots.PER_TASK] = strip
         params[slots.BLOCK] = BLOCK_ROWS
         params[slots.AT_COEFFICIENTS] = self.reserve(4 * size * self.flat.itemsize)
@@ -330,8 +330,7 @@ class Program:
         self._stream(width)
         params[slots.WIDTH] = width
         narrow = width * self.format.itemsize <= NARROW_BYTES
-        params[slots.FAR] = self._far()
-        params[slots.SIDE_BY_SIDE] = int(narrow or not params[slots.FAR])
+        params[slots.SIDE_BY_SIDE] = int(narrow) if self._far() else 2
         block = self._blocks(samples, rows, width)
         blocks = _up(rows, block)
         chunk = geometry.channels * _up(JOINED_COLUMNS, max(geometry.channels, 1))
@@ -347,7 +346,8 @@ class Program:
         both = needs.sum_xmu and self.spec.dx is not None
         near = 2 * rows * width * self.format.itemsize <= SAMPLE_BYTES
         if by_row and both and near and samples >= SOME_SAMPLES:
-            params[slots.SIDE_BY_SIDE] = 1
+            params[slots.SIDE_BY_SIDE] = 2
+            params[slots.FAR] = int(self._far())
             self.phase("samples", samples, self.format, self.flat)
             self._join_samples()
             return

@@ -126,7 +126,6 @@ def strip(fmt, flat, params, addresses, workspace, index):
             params[slots.CORRECTION] != slots.NO_CORRECTION,
             params[slots.STREAM_DX] != 0 and (dx | dx_step) & 63 == 0,
             True,
-            not params[slots.SUM_DY],
         )
         if params[slots.STREAM_DX]:
             fence()
