@@ -195,40 +195,30 @@ def gradients(
                 to += part * size_of(fmt)
                 head -= part
                 left -= part
-            while left >= 2 * width:
-                d0, d1 = load_pair(fmt, at)
-                t0, t1 = load_pair(fmt, at_x)
-                r0 = fma(va, d0, fma(vb, t0 - centre, vc))
-                r1 = fma(va, d1, fma(vb, t1 - centre, vc))
+        while left >= 2 * width:
+            d0, d1 = load_pair(fmt, at)
+            t0, t1 = load_pair(fmt, at_x)
+            r0 = fma(va, d0, fma(vb, t0 - centre, vc))
+            r1 = fma(va, d1, fma(vb, t1 - centre, vc))
+            if streaming:
                 stream_pair(fmt, to, r0, r1)
                 prefetch(at + ahead)
                 prefetch(at_x + ahead)
                 if size_of(fmt) > 2:
                     prefetch(at + ahead + step)
                     prefetch(at_x + ahead + step)
-                at += 2 * step
-                at_x += 2 * step
-                to += 2 * step
-                left -= 2 * width
-            if left >= width:
-                t = load(fmt, at_x) - centre
-                stream_line(fmt, to, fma(va, load(fmt, at), fma(vb, t, vc)))
-                at += step
-                at_x += step
-                to += step
-                left -= width
-        while left >= 2 * width:
-            d0, d1 = load_pair(fmt, at)
-            t0, t1 = load_pair(fmt, at_x)
-            r0 = fma(va, d0, fma(vb, t0 - centre, vc))
-            r1 = fma(va, d1, fma(vb, t1 - centre, vc))
-            store_pair(fmt, to, r0, r1)
+            else:
+                store_pair(fmt, to, r0, r1)
             at += 2 * step
             at_x += 2 * step
             to += 2 * step
             left -= 2 * width
-        while left >= width:
-            store(fmt, to, fma(va, load(fmt, at), fma(vb, load(fmt, at_x) - centre, vc)))
+        if left >= width:
+            r0 = fma(va, load(fmt, at), fma(vb, load(fmt, at_x) - centre, vc))
+            if streaming:
+                stream_line(fmt, to, r0)
+            else:
+                store(fmt, to, r0)
             at += step
             at_x += step
             to += step
