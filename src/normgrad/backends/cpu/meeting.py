@@ -6,7 +6,7 @@ helper began 14 to 18 us after the call (two turns at the interpreter lock), so 
 """
 
 from normgrad.backends.cpu import driver, jit
-from normgrad.backends.cpu.lowering import (
+from normgrad.backends.cpu.sharing import (
     add_atomic,
     at_address,
     lock,

@@ -9,12 +9,15 @@ import importlib
 
 from normgrad.backends.cpu import jit
 
+_THREADS = importlib.import_module(
+    "normgrad.backends.cpu.sharing" if jit.ENABLED else "normgrad.backends.cpu.checked"
+)
 _SOURCE = importlib.import_module(
     "normgrad.backends.cpu.lowering" if jit.ENABLED else "normgrad.backends.cpu.checked"
 )
 
-add_atomic = _SOURCE.add_atomic
-call_task = _SOURCE.call_task
+add_atomic = _THREADS.add_atomic
+call_task = _THREADS.call_task
 fence = _SOURCE.fence
 float_of = _SOURCE.float_of
 fma = _SOURCE.fma
@@ -23,7 +26,7 @@ load = _SOURCE.load
 load_pair = _SOURCE.load_pair
 load_part = _SOURCE.load_part
 move = _SOURCE.move
-pause = _SOURCE.pause
+pause = _THREADS.pause
 prefetch = _SOURCE.prefetch
 read = _SOURCE.read
 rounded = _SOURCE.rounded

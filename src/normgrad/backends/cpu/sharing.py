@@ -1,0 +1,92 @@
+"""What threads share, as LLVM instructions and calls of the system."""
+
+import os
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from normgrad.backends.cpu.conversions import I32, I64, X86, call, pointer
+
+
+@intrinsic
+def call_task(typingctx, function, params, addresses, workspace, argument, index):
+    """Call a task by its address."""
+
+    def codegen(context, builder, signature, arguments):
+        kinds = [value.type for value in arguments[1:]]
+        target = pointer(builder, arguments[0], ir.FunctionType(I32, kinds))
+        return builder.call(target, list(arguments[1:]))
+
+    return types.int32(
+        types.int64, params, addresses, types.int64, types.int64, types.int64
+    ), codegen
+
+
+@intrinsic
+def add_atomic(typingctx, address, amount):
+    """Add to a shared integer and return what it was; orders all memory around it."""
+
+    def codegen(context, builder, signature, arguments):
+        target = pointer(builder, arguments[0], I64)
+        return builder.atomic_rmw("add", target, arguments[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def replace_atomic(typingctx, address, expected, value):
+    """Write a shared integer if it is what was expected; whether it was."""
+
+    def codegen(context, builder, signature, arguments):
+        target = pointer(builder, arguments[0], I64)
+        pair = builder.cmpxchg(target, *arguments[1:], "seq_cst", "seq_cst")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def at_address(typingctx, address):
+    """The 64-bit integers at an address."""
+
+    def codegen(context, builder, signature, arguments):
+        return pointer(builder, arguments[0], I64)
+
+    return types.CPointer(types.int64)(types.int64), codegen
+
+
+def _system(name, count):
+    """A function of the system that takes one or two addresses."""
+
+    def codegen(context, builder, signature, arguments):
+        pointers = [pointer(builder, address, ir.IntType(8)) for address in arguments]
+        call(builder, name, I32, pointers)
+        return context.get_dummy_value()
+
+    if count == 1:
+        return intrinsic(lambda typingctx, first: (types.none(types.int64), codegen))
+    return intrinsic(
+        lambda typingctx, first, second: (types.none(types.int64, types.int64), codegen)
+    )
+
+
+lock = _system("pthread_mutex_lock", 1)
+unlock = _system("pthread_mutex_unlock", 1)
+sleep = _system("pthread_cond_wait", 2)
+wake = _system("pthread_cond_signal", 1)
+
+
+@intrinsic
+def pause(typingctx, give_way):
+    """Wait a moment inside a loop that polls; optionally let other threads have the core."""
+
+    def codegen(context, builder, signature, arguments):
+        if X86:
+            call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        if os.name == "posix":
+            with builder.if_then(arguments[0]):
+                call(builder, "sched_yield", I32, [])
+        return context.get_dummy_value()
+
+    return types.none(types.boolean), codegen
