@@ -1,38 +1,21 @@
-"""Channels first: a slab is all that shares a statistic, a set of contiguous segments.
+"""Contiguous segments at an even distance: their sums, and gradients with one set of factors."""
 
-Batch norm's slab is a channel, a segment in each sample; group norm's is a group of a sample, a
-segment for each of its channels. A slab is summed and then written while it is in the cache.
-"""
-
-from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.formats import F64
-from normgrad.backends.cpu.scalar import (
-    count,
-    entry,
-    inverse_deviation,
-    place,
-    put,
-    slope_and_offset,
-)
+from normgrad.backends.cpu import jit
 from normgrad.backends.cpu.vector import (
-    fence,
     fma,
     lanes,
     load,
     load_pair,
     load_part,
     prefetch,
-    read,
     size_of,
     splat,
-    splat_pair,
     store,
     store_pair,
     store_part,
     stream_line,
     stream_pair,
     total,
-    write,
     zero,
 )
 
@@ -43,7 +26,7 @@ _DEPTH = 128
 _SHORT = 256
 _AHEAD = 4
 # How far ahead lines are asked for in long ones, in bytes: 1024 gave nothing.
-_FAR = 2560
+FAR = 2560
 
 
 @jit.inner
@@ -86,10 +69,10 @@ def sums(fmt, dy, x, dy_step, x_step, segments, length, mean):
                 p1 = p1 + d1
                 p2 = p2 + d2
                 p3 = p3 + d3
-                prefetch(at + _FAR)
-                prefetch(at + _FAR + 2 * step)
-                prefetch(at_x + _FAR)
-                prefetch(at_x + _FAR + 2 * step)
+                prefetch(at + FAR)
+                prefetch(at + FAR + 2 * step)
+                prefetch(at_x + FAR)
+                prefetch(at_x + FAR + 2 * step)
                 at += 4 * step
                 at_x += 4 * step
             left -= rounds * 4 * width
@@ -246,69 +229,6 @@ def part_gradients(fmt, dy, x, dx, length, mean, a, b, c):
 
 
 @jit.inner
-def dense_gradients(fmt, params, addresses, workspace, slab, dy, x, dx, mean, rstd, b, c):
-    """``dx = a * dy + b * (x - mean) + c`` past the cache, over segments without gaps.
-
-    Lines that two segments share are written whole: in parts they cost 70 ns each.
-    """
-    width = lanes(fmt)
-    step = width * size_of(fmt)
-    nbytes = params[slots.INNER] * size_of(fmt)
-    centre = splat(fmt, mean)
-    vb = splat(fmt, b)
-    vc = splat(fmt, c)
-    segment = params[slots.SEGMENTS] - 1
-    column = parameter(params, slab, 0)
-    after = 0.0
-    final = True
-    while segment >= 0:
-        a = rstd * entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
-        va = splat(fmt, a)
-        start = segment * nbytes
-        # A segment has the lines that begin in it; the first one has what is before them too.
-        head = -(dx + start) & 63
-        at = dy + start + head
-        at_x = x + start + head
-        to = dx + start + head
-        left = nbytes - head
-        while left >= 2 * step:
-            d0, d1 = load_pair(fmt, at)
-            t0, t1 = load_pair(fmt, at_x)
-            r0 = fma(va, d0, fma(vb, t0 - centre, vc))
-            r1 = fma(va, d1, fma(vb, t1 - centre, vc))
-            stream_pair(fmt, to, r0, r1)
-            at += 2 * step
-            at_x += 2 * step
-            to += 2 * step
-            left -= 2 * step
-        if size_of(fmt) > 2 and left >= step:
-            t0 = load(fmt, at_x) - centre
-            stream_line(fmt, to, fma(va, load(fmt, at), fma(vb, t0, vc)))
-            at += step
-            at_x += step
-            to += step
-            left -= step
-        if left > 0 and final:
-            part_gradients(fmt, at, at_x, to, left // size_of(fmt), mean, a, b, c)
-        elif left > 0:
-            a0, a1 = splat_pair(fmt, a, after, left // size_of(fmt))
-            if size_of(fmt) > 2:
-                t0 = load(fmt, at_x) - centre
-                stream_line(fmt, to, fma(a0, load(fmt, at), fma(vb, t0, vc)))
-            else:
-                d0, d1 = load_pair(fmt, at)
-                t0, t1 = load_pair(fmt, at_x)
-                r0 = fma(a0, d0, fma(vb, t0 - centre, vc))
-                r1 = fma(a1, d1, fma(vb, t1 - centre, vc))
-                stream_pair(fmt, to, r0, r1)
-        if segment == 0:
-            part_gradients(fmt, dy, x, dx, head // size_of(fmt), mean, a, b, c)
-        after = a
-        final = False
-        segment -= 1
-
-
-@jit.inner
 def scaled(fmt, dy, dx, dy_step, dx_step, segments, length, a):
     """``dx = a * dy`` over segments at an even distance; x is not read."""
     width = lanes(fmt)
@@ -327,289 +247,3 @@ def scaled(fmt, dy, dx, dy_step, dx_step, segments, length, a):
             store_part(fmt, to, va * load_part(fmt, at, left), left)
         dy += dy_step
         dx += dx_step
-
-
-@jit.inner
-def needed_sums(fmt, params, dy, x, segments, length, mean):
-    """The sums that are needed of some segments of a slab."""
-    dy_step = slab_step(params, slots.DY)
-    if params[slots.SUM_XMU]:
-        x_step = slab_step(params, slots.X)
-        return sums(fmt, dy, x, dy_step, x_step, segments, length, mean)
-    return sums_of_dy(fmt, dy, dy_step, segments, length), 0.0
-
-
-@jit.inner
-def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b, c):
-    """The gradients of some segments of a slab, the last one first: it was read last."""
-    dy_step = slab_step(params, slots.DY)
-    x_step = slab_step(params, slots.X)
-    dx_step = slab_step(params, slots.DX)
-    last = first + segments - 1
-    dy += last * dy_step
-    x += last * x_step
-    dx += last * dx_step
-    if params[slots.CORRECTION]:
-        streaming = params[slots.STREAM_DX] != 0
-        # A slab that was just summed is near.
-        ahead = 0 if params[slots.SUM_DY] and not params[slots.PIECES] else _FAR
-        gradients(
-            fmt, dy, x, dx, -dy_step, -x_step, -dx_step, segments, length, mean, a, b, c,
-            streaming, ahead,
-        )  # fmt: skip
-    else:
-        scaled(fmt, dy, dx, -dy_step, -dx_step, segments, length, a)
-
-
-@jit.inner
-def slab_start(params, addresses, workspace, role, slab):
-    """The address of a slab's first segment."""
-    start = place(params, addresses, workspace, role)
-    if params[slots.BY_ROW]:
-        outer = slab // params[slots.GROUPS]
-        group = slab - outer * params[slots.GROUPS]
-        return start + outer * params[role + slots.BY_OUTER] + group * params[role + slots.BY_GROUP]
-    return start + slab * params[role + slots.BY_CHANNEL]
-
-
-@jit.inner
-def slab_step(params, role):
-    """The distance between a slab's segments."""
-    by_row = params[slots.BY_ROW]
-    return params[role + slots.BY_CHANNEL] if by_row else params[role + slots.BY_OUTER]
-
-
-@jit.inner
-def parameter(params, slab, segment):
-    """Which gamma a segment has."""
-    if params[slots.BY_ROW]:
-        return slab % params[slots.GROUPS] * params[slots.CHANNELS] + segment
-    return slab
-
-
-@jit.inner
-def kept_sums(params, workspace, slab):
-    """Where group norm keeps the sums of a slab's first channel for its parameters."""
-    sample = slab // params[slots.GROUPS]
-    column = sample * 2 * params[slots.COLUMNS] + parameter(params, slab, 0)
-    return workspace + params[slots.AT_SUMS] + column * 8
-
-
-@jit.inner
-def keep(params, address, rstd, sum_dy, sum_xmu):
-    """Leave a channel's share of the parameter gradients."""
-    write(F64, address, sum_dy)
-    write(F64, address + params[slots.COLUMNS] * 8, sum_xmu * rstd)
-
-
-@jit.inner
-def slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
-    """What batch norm returns of a slab's sums."""
-    if params[slots.CORRECTION] != slots.GIVEN_CORRECTION:
-        put(params, addresses, workspace, slots.SUM_DY_VECTOR, slab, sum_dy)
-        put(params, addresses, workspace, slots.SUM_XMU_VECTOR, slab, sum_xmu)
-    put(params, addresses, workspace, slots.DGAMMA, slab, sum_xmu * rstd)
-    put(params, addresses, workspace, slots.DBETA, slab, sum_dy)
-
-
-@jit.inner
-def slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
-    """The factors b and c of a slab, from its own sums or from those given."""
-    if params[slots.CORRECTION] == slots.GIVEN_CORRECTION:
-        sum_dy = entry(params, addresses, workspace, slots.SUM_DY_VECTOR, slab, 0.0)
-        sum_xmu = entry(params, addresses, workspace, slots.SUM_XMU_VECTOR, slab, 0.0)
-    by_row = params[slots.BY_ROW] != 0
-    gamma = 1.0
-    if not by_row:
-        gamma = entry(params, addresses, workspace, slots.GAMMA, slab, 1.0)
-    elements = count(params, workspace)
-    return slope_and_offset(params, by_row, rstd, gamma, elements, sum_dy, sum_xmu)
-
-
-@jit.inner
-def slab_sums(fmt, params, addresses, workspace, slab, dy, x, mean, rstd):
-    """All sums of a slab as its factors need them."""
-    inner = params[slots.INNER]
-    segments = params[slots.SEGMENTS]
-    if not params[slots.BY_ROW]:
-        return needed_sums(fmt, params, dy, x, segments, inner, mean)
-    sum_dy = 0.0
-    sum_xmu = 0.0
-    dy_step = slab_step(params, slots.DY)
-    x_step = slab_step(params, slots.X)
-    column = parameter(params, slab, 0)
-    kept = kept_sums(params, workspace, slab)
-    for segment in range(segments):
-        one, other = needed_sums(fmt, params, dy, x, 1, inner, mean)
-        keep(params, kept + segment * 8, rstd, one, other)
-        gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
-        sum_dy += gamma * one
-        sum_xmu += gamma * other
-        dy += dy_step
-        x += x_step
-    return sum_dy, sum_xmu
-
-
-@jit.inner
-def whole_slabs(fmt, params, addresses, workspace, index):
-    """A few slabs from sums to gradients."""
-    inner = params[slots.INNER]
-    segments = params[slots.SEGMENTS]
-    by_row = params[slots.BY_ROW] != 0
-    first = index * params[slots.PER_TASK]
-    for slab in range(first, min(first + params[slots.PER_TASK], params[slots.SLABS])):
-        dy = slab_start(params, addresses, workspace, slots.DY, slab)
-        x = slab_start(params, addresses, workspace, slots.X, slab)
-        mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
-        rstd = inverse_deviation(params, addresses, workspace, slab)
-        sum_dy = 0.0
-        sum_xmu = 0.0
-        if params[slots.SUM_DY]:
-            sum_dy, sum_xmu = slab_sums(fmt, params, addresses, workspace, slab, dy, x, mean, rstd)
-            if not by_row:
-                slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
-        if params[slots.WRITE_DX]:
-            dx = slab_start(params, addresses, workspace, slots.DX, slab)
-            b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
-            if params[slots.DENSE]:
-                dense_gradients(
-                    fmt, params, addresses, workspace, slab, dy, x, dx, mean, rstd, b, c
-                )
-                continue
-            column = parameter(params, slab, 0)
-            together = 1 if by_row else segments  # segments with one gamma
-            segment = segments - together
-            while segment >= 0:
-                gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
-                write_gradients(
-                    fmt, params, dy, x, dx, segment, together, inner, mean, rstd * gamma, b, c
-                )
-                segment -= max(together, 1)
-    if params[slots.STREAM_DX]:
-        fence()
-    return 0
-
-
-@jit.inner
-def unit_sums(fmt, params, addresses, workspace, index):
-    """The sums of one unit of a slab that is split: part of a segment, or some segments."""
-    pieces = params[slots.PIECES]
-    inner = params[slots.INNER]
-    slab = index // pieces
-    unit = index - slab * pieces
-    per_segment = -(-inner // params[slots.PIECE])
-    segment = unit // per_segment * params[slots.GATHERED]
-    segments = min(params[slots.GATHERED], params[slots.SEGMENTS] - segment)
-    first = unit % per_segment * params[slots.PIECE]
-    length = min(params[slots.PIECE], inner - first)
-    mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
-    dy = slab_start(params, addresses, workspace, slots.DY, slab) + first * size_of(fmt)
-    x = slab_start(params, addresses, workspace, slots.X, slab) + first * size_of(fmt)
-    dy += segment * slab_step(params, slots.DY)
-    x += segment * slab_step(params, slots.X)
-    sum_dy, sum_xmu = needed_sums(fmt, params, dy, x, segments, length, mean)
-    parts = workspace + params[slots.AT_PARTS] + index * 16
-    write(F64, parts, sum_dy)
-    write(F64, parts + 8, sum_xmu)
-    return 0
-
-
-@jit.inner
-def unit_gradients(fmt, params, addresses, workspace, index):
-    """The gradients of one unit of a slab that is split."""
-    pieces = params[slots.PIECES]
-    inner = params[slots.INNER]
-    # Backwards: what was summed last may still be in the cache.
-    index = params[slots.SLABS] * pieces - 1 - index
-    slab = index // pieces
-    unit = index - slab * pieces
-    per_segment = -(-inner // params[slots.PIECE])
-    segment = unit // per_segment * params[slots.GATHERED]
-    segments = min(params[slots.GATHERED], params[slots.SEGMENTS] - segment)
-    first = unit % per_segment * params[slots.PIECE]
-    length = min(params[slots.PIECE], inner - first)
-    mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
-    rstd = inverse_deviation(params, addresses, workspace, slab)
-    gamma_index = parameter(params, slab, segment)
-    gamma = entry(params, addresses, workspace, slots.GAMMA, gamma_index, 1.0)
-    factors = workspace + params[slots.AT_COEFFICIENTS] + slab * 16
-    b = read(F64, factors)
-    c = read(F64, factors + 8)
-    dy = slab_start(params, addresses, workspace, slots.DY, slab) + first * size_of(fmt)
-    x = slab_start(params, addresses, workspace, slots.X, slab) + first * size_of(fmt)
-    dx = slab_start(params, addresses, workspace, slots.DX, slab) + first * size_of(fmt)
-    write_gradients(fmt, params, dy, x, dx, segment, segments, length, mean, rstd * gamma, b, c)
-    if params[slots.STREAM_DX]:
-        fence()
-    return 0
-
-
-def slabs(fmt):
-    """The task for slabs that one thread takes whole."""
-
-    def slabs_task(params, addresses, workspace, argument, index):
-        return whole_slabs(fmt, params, addresses, workspace, index)
-
-    return slabs_task
-
-
-def units_in(fmt):
-    """The task that sums a unit."""
-
-    def units_in_task(params, addresses, workspace, argument, index):
-        return unit_sums(fmt, params, addresses, workspace, index)
-
-    return units_in_task
-
-
-def units_out(fmt):
-    """The task that writes a unit."""
-
-    def units_out_task(params, addresses, workspace, argument, index):
-        return unit_gradients(fmt, params, addresses, workspace, index)
-
-    return units_out_task
-
-
-def join_units():
-    """The task that adds the units of one slab and leaves its factors for the second pass."""
-
-    def join_units_task(params, addresses, workspace, argument, slab):
-        pieces = params[slots.PIECES]
-        rstd = inverse_deviation(params, addresses, workspace, slab)
-        parts = workspace + params[slots.AT_PARTS] + slab * pieces * 16
-        sum_dy = 0.0
-        sum_xmu = 0.0
-        if params[slots.SUM_DY]:
-            by_row = params[slots.BY_ROW] != 0
-            per_segment = pieces // params[slots.SEGMENTS] if by_row else pieces
-            column = parameter(params, slab, 0)
-            for segment in range(pieces // max(per_segment, 1)):
-                one = 0.0
-                other = 0.0
-                for piece in range(segment * per_segment, (segment + 1) * per_segment):
-                    one += read(F64, parts + piece * 16)
-                    other += read(F64, parts + piece * 16 + 8)
-                gamma = 1.0
-                if by_row:
-                    keep(
-                        params,
-                        kept_sums(params, workspace, slab) + segment * 8,
-                        rstd,
-                        one,
-                        other,
-                    )
-                    index = column + segment
-                    gamma = entry(params, addresses, workspace, slots.GAMMA, index, 1.0)
-                sum_dy += gamma * one
-                sum_xmu += gamma * other
-            if not by_row:
-                slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
-        if params[slots.WRITE_DX]:
-            b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
-            factors = workspace + params[slots.AT_COEFFICIENTS] + slab * 16
-            write(F64, factors, b)
-            write(F64, factors + 8, c)
-        return 0
-
-    return join_units_task

@@ -9,7 +9,7 @@ from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.columns import add_rows, fill, write_rows
 from normgrad.backends.cpu.formats import F64
 from normgrad.backends.cpu.scalar import entry, inverse_deviation
-from normgrad.backends.cpu.segments import slab_factors, slab_results, slab_start, slab_step
+from normgrad.backends.cpu.slabs import slab_factors, slab_results, slab_start, slab_step
 from normgrad.backends.cpu.vector import (
     fence,
     lanes,

@@ -3,16 +3,16 @@
 import functools
 from typing import Any
 
-from normgrad.backends.cpu import columns, copies, driver, jit, rows, scalar, segments, strips
+from normgrad.backends.cpu import columns, copies, driver, jit, rows, scalar, slabs, strips
 from normgrad.backends.cpu.formats import Format
 
 _FACTORIES: dict[str, Any] = {
     "add_counts": scalar.add_counts,
     "copies": copies.copies,
-    "slabs": segments.slabs,
-    "units_in": segments.units_in,
-    "units_out": segments.units_out,
-    "join_units": segments.join_units,
+    "slabs": slabs.slabs,
+    "units_in": slabs.units_in,
+    "units_out": slabs.units_out,
+    "join_units": slabs.join_units,
     "strips": strips.strips,
     "spread_means": columns.spread_means,
     "blocks_in": columns.blocks_in,
