@@ -5,7 +5,8 @@ float64.
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.columns import AHEAD, add_rows, fill, joined
+from normgrad.backends.cpu.blocks import joined
+from normgrad.backends.cpu.columns import AHEAD, add_rows, fill
 from normgrad.backends.cpu.formats import F32, F64
 from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, read_any, write_any
 from normgrad.backends.cpu.vector import (

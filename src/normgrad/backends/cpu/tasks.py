@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from normgrad.backends.cpu import columns, copies, driver, jit, rows, scalar, slabs, strips
+from normgrad.backends.cpu import blocks, copies, driver, jit, rows, scalar, slabs, strips
 from normgrad.backends.cpu.formats import Format
 
 _FACTORIES: dict[str, Any] = {
@@ -14,12 +14,12 @@ _FACTORIES: dict[str, Any] = {
     "units_out": slabs.units_out,
     "join_units": slabs.join_units,
     "strips": strips.strips,
-    "spread_means": columns.spread_means,
-    "blocks_in": columns.blocks_in,
-    "blocks_out": columns.blocks_out,
-    "join_blocks": columns.join_blocks,
-    "join_samples": columns.join_samples,
-    "samples": columns.samples,
+    "spread_means": blocks.spread_means,
+    "blocks_in": blocks.blocks_in,
+    "blocks_out": blocks.blocks_out,
+    "join_blocks": blocks.join_blocks,
+    "join_samples": blocks.join_samples,
+    "samples": blocks.samples,
     "rows": rows.rows,
     "spread_gamma": rows.spread_gamma,
     "join_rows": rows.join_rows,

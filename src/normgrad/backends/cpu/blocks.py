@@ -1,0 +1,320 @@
+"""Channels last: rows of contiguous channels, a set of factors for each column.
+
+Batch norm is one sample of many rows, group norm a sample of rows each. A block of rows is summed
+into one float32 row, blocks are joined in float64, and a second pass over the rows writes.
+"""
+
+from normgrad.backends.cpu import jit, slots
+from normgrad.backends.cpu.columns import add_rows, fill, write_rows
+from normgrad.backends.cpu.formats import F64
+from normgrad.backends.cpu.scalar import (
+    count,
+    entry,
+    inverse_deviation,
+    place,
+    put,
+    read_any,
+    slope_and_offset,
+)
+from normgrad.backends.cpu.vector import (
+    fence,
+    lanes,
+    load_part,
+    read,
+    size_of,
+    store_wide,
+    widen,
+    write,
+    zero,
+)
+
+
+@jit.inner
+def row_at(params, addresses, workspace, role, sample, row):
+    """The address of a row."""
+    run = params[slots.RUN]
+    outer = row // run
+    start = place(params, addresses, workspace, role)
+    start += sample * params[role + slots.BY_SAMPLE] + outer * params[role + slots.BY_OUTER]
+    return start + (row - outer * run) * params[role + slots.BY_INNER]
+
+
+@jit.inner
+def block_sums(fmt, flat, params, addresses, workspace, first, last):
+    """The sums of a few blocks of rows."""
+    columns = params[slots.WIDTH]
+    blocks = params[slots.BLOCKS]
+    for block in range(first, last):
+        sample = block // blocks
+        row = (block - sample * blocks) * params[slots.BLOCK]
+        end = min(row + params[slots.BLOCK], params[slots.ROWS])
+        sums = workspace + params[slots.AT_PARTS] + block * 2 * columns * size_of(flat)
+        mean = workspace + params[slots.AT_COEFFICIENTS] + sample * 4 * columns * size_of(flat)
+        fill(flat, sums, 0.0, 2 * columns)
+        while row < end:
+            rows = min(end - row, params[slots.RUN] - row % params[slots.RUN])
+            add_rows(
+                fmt,
+                flat,
+                row_at(params, addresses, workspace, slots.DY, sample, row),
+                row_at(params, addresses, workspace, slots.X, sample, row),
+                params[slots.DY + slots.BY_INNER],
+                params[slots.X + slots.BY_INNER],
+                rows,
+                columns,
+                mean,
+                sums,
+                params[slots.SUM_XMU] != 0,
+                params[slots.SIDE_BY_SIDE] != 0,
+                params[slots.FAR] != 0,
+            )
+            row += rows
+
+
+@jit.inner
+def block_gradients(fmt, flat, params, addresses, workspace, first, last):
+    """The gradients of a few blocks of rows."""
+    columns = params[slots.WIDTH]
+    blocks = params[slots.BLOCKS]
+    streaming = params[slots.STREAM_DX] != 0
+    for block in range(first, last):
+        sample = block // blocks
+        row = (block - sample * blocks) * params[slots.BLOCK]
+        end = min(row + params[slots.BLOCK], params[slots.ROWS])
+        factors = workspace + params[slots.AT_COEFFICIENTS] + sample * 4 * columns * size_of(flat)
+        while row < end:
+            rows = min(end - row, params[slots.RUN] - row % params[slots.RUN])
+            dx = row_at(params, addresses, workspace, slots.DX, sample, row)
+            step = params[slots.DX + slots.BY_INNER]
+            write_rows(
+                fmt,
+                flat,
+                row_at(params, addresses, workspace, slots.DY, sample, row),
+                row_at(params, addresses, workspace, slots.X, sample, row),
+                dx,
+                params[slots.DY + slots.BY_INNER],
+                params[slots.X + slots.BY_INNER],
+                step,
+                rows,
+                columns,
+                factors,
+                params[slots.CORRECTION] != slots.NO_CORRECTION,
+                streaming and (dx | step) & 63 == 0,
+                params[slots.SIDE_BY_SIDE] > 1,
+            )
+            row += rows
+    if streaming:
+        fence()
+
+
+@jit.inner
+def joined(flat, parts, blocks, stride, part):
+    """Up to a vector of columns added over blocks, in float64."""
+    sums = widen(zero(flat))
+    for block in range(blocks):
+        sums = sums + widen(load_part(flat, parts + block * stride, part))
+    return sums
+
+
+@jit.inner
+def join_columns(flat, params, workspace, sample, first, last):
+    """Two rows of float64 sums over a sample's blocks, for some columns."""
+    columns = params[slots.WIDTH]
+    blocks = params[slots.BLOCKS]
+    stride = 2 * columns * size_of(flat)
+    parts = workspace + params[slots.AT_PARTS] + sample * blocks * stride
+    sums = workspace + params[slots.AT_SUMS] + sample * 2 * columns * 8
+    column = first
+    while column < last:
+        part = min(lanes(flat), last - column)
+        here = parts + column * size_of(flat)
+        store_wide(sums + column * 8, joined(flat, here, blocks, stride, part), part)
+        here += columns * size_of(flat)
+        store_wide(sums + (columns + column) * 8, joined(flat, here, blocks, stride, part), part)
+        column += lanes(flat)
+
+
+@jit.inner
+def channel_factors(flat, params, addresses, workspace, first, last):
+    """Batch norm: results and factors of some channels from their sums."""
+    width = params[slots.WIDTH]
+    sums = workspace + params[slots.AT_SUMS]
+    factors = workspace + params[slots.AT_COEFFICIENTS]
+    span = width * size_of(flat)
+    elements = count(params, workspace)
+    own = params[slots.SUM_DY] != 0
+    for column in range(first, last):
+        rstd = inverse_deviation(params, addresses, workspace, column)
+        sum_dy = 0.0
+        sum_xmu = 0.0
+        if own:
+            for folded in range(params[slots.FOLDED]):
+                at = sums + (folded * params[slots.COLUMNS] + column) * 8
+                sum_dy += read(F64, at)
+                sum_xmu += read(F64, at + width * 8)
+            put(params, addresses, workspace, slots.SUM_DY_VECTOR, column, sum_dy)
+            put(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, sum_xmu)
+            put(params, addresses, workspace, slots.DGAMMA, column, sum_xmu * rstd)
+            put(params, addresses, workspace, slots.DBETA, column, sum_dy)
+        if params[slots.WRITE_DX]:
+            if params[slots.CORRECTION] == slots.GIVEN_CORRECTION:
+                sum_dy = entry(params, addresses, workspace, slots.SUM_DY_VECTOR, column, 0.0)
+                sum_xmu = entry(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, 0.0)
+            gamma = entry(params, addresses, workspace, slots.GAMMA, column, 1.0)
+            b, c = slope_and_offset(params, False, rstd, gamma, elements, sum_dy, sum_xmu)
+            for folded in range(params[slots.FOLDED]):
+                at = factors + (folded * params[slots.COLUMNS] + column) * size_of(flat)
+                write(flat, at + span, rstd * gamma)
+                write(flat, at + 2 * span, b)
+                write(flat, at + 3 * span, c)
+
+
+@jit.inner
+def group_factors(flat, params, addresses, workspace, sample, first, last):
+    """Group norm: factors of whole groups from the sums of their columns."""
+    columns = params[slots.COLUMNS]
+    channels = params[slots.CHANNELS]
+    sums = workspace + params[slots.AT_SUMS] + sample * 2 * columns * 8
+    span = columns * size_of(flat)
+    factors = workspace + params[slots.AT_COEFFICIENTS] + sample * 4 * span
+    elements = count(params, workspace)
+    # Looked up once: what is written below might be a parameter block to the compiler.
+    code = params[slots.GAMMA + slots.CODE]
+    gammas = place(params, addresses, workspace, slots.GAMMA) if code >= 0 else workspace
+    step = params[slots.GAMMA + slots.STRIDE]
+    writing = params[slots.WRITE_DX] != 0
+    for group in range(first // channels, last // channels):
+        statistic = sample * params[slots.GROUPS] + group
+        rstd = inverse_deviation(params, addresses, workspace, statistic)
+        sum_dy = 0.0
+        sum_xmu = 0.0
+        for column in range(group * channels, (group + 1) * channels):
+            gamma = read_any(code, gammas + column * step) if code >= 0 else 1.0
+            other = read(F64, sums + (columns + column) * 8)
+            sum_dy += gamma * read(F64, sums + column * 8)
+            sum_xmu += gamma * other
+            write(F64, sums + (columns + column) * 8, other * rstd)
+            if writing:
+                write(flat, factors + span + column * size_of(flat), rstd * gamma)
+        if writing:
+            b, c = slope_and_offset(params, True, rstd, 1.0, elements, sum_dy, sum_xmu)
+            at = factors + 2 * span + group * channels * size_of(flat)
+            for _ in range(channels):
+                write(flat, at, b)
+                write(flat, at + span, c)
+                at += size_of(flat)
+
+
+@jit.inner
+def spread(flat, params, addresses, workspace, sample):
+    """Give every column of a sample its mean."""
+    columns = params[slots.COLUMNS]
+    channels = params[slots.CHANNELS]
+    target = workspace + params[slots.AT_COEFFICIENTS] + sample * 4 * columns * size_of(flat)
+    if params[slots.BY_ROW]:
+        for group in range(params[slots.GROUPS]):
+            statistic = sample * params[slots.GROUPS] + group
+            mean = entry(params, addresses, workspace, slots.MEAN, statistic, 0.0)
+            for _ in range(channels):
+                write(flat, target, mean)
+                target += size_of(flat)
+    else:
+        for column in range(params[slots.WIDTH]):
+            mean = entry(params, addresses, workspace, slots.MEAN, column % columns, 0.0)
+            write(flat, target + column * size_of(flat), mean)
+
+
+def spread_means(flat):
+    """The task that gives every column of a sample its mean."""
+
+    def spread_means_task(params, addresses, workspace, argument, sample):
+        spread(flat, params, addresses, workspace, sample)
+        return 0
+
+    return spread_means_task
+
+
+def blocks_in(fmt, flat):
+    """The task that sums blocks of rows."""
+
+    def blocks_in_task(params, addresses, workspace, argument, index):
+        first = index * params[slots.PER_TASK]
+        last = min(first + params[slots.PER_TASK], params[slots.BLOCKS] * params[slots.SAMPLES])
+        block_sums(fmt, flat, params, addresses, workspace, first, last)
+        return 0
+
+    return blocks_in_task
+
+
+def blocks_out(fmt, flat):
+    """The task that writes blocks of rows."""
+
+    def blocks_out_task(params, addresses, workspace, argument, index):
+        # Backwards: what was summed last may still be in the cache.
+        last = params[slots.BLOCKS] * params[slots.SAMPLES] - index * params[slots.PER_TASK]
+        first = max(last - params[slots.PER_TASK], 0)
+        block_gradients(fmt, flat, params, addresses, workspace, first, last)
+        return 0
+
+    return blocks_out_task
+
+
+def samples(fmt, flat):
+    """The task that takes a sample of group norm from sums to gradients, while it is cached."""
+
+    def samples_task(params, addresses, workspace, argument, sample):
+        columns = params[slots.COLUMNS]
+        blocks = params[slots.BLOCKS]
+        block = sample * blocks
+        spread(flat, params, addresses, workspace, sample)
+        block_sums(fmt, flat, params, addresses, workspace, block, block + blocks)
+        join_columns(flat, params, workspace, sample, 0, columns)
+        group_factors(flat, params, addresses, workspace, sample, 0, columns)
+        for back in range(block + blocks - 1, block - 1, -1):
+            block_gradients(fmt, flat, params, addresses, workspace, back, back + 1)
+        return 0
+
+    return samples_task
+
+
+def join_blocks(flat):
+    """The task that joins the blocks of some columns of a sample and makes their factors."""
+
+    def join_blocks_task(params, addresses, workspace, argument, index):
+        sample = index // params[slots.CHUNKS]
+        first = (index - sample * params[slots.CHUNKS]) * params[slots.CHUNK]
+        last = min(first + params[slots.CHUNK], params[slots.COLUMNS])
+        if params[slots.SUM_DY]:
+            # Folded rows have few columns, all in one chunk.
+            end = params[slots.WIDTH] if params[slots.FOLDED] > 1 else last
+            join_columns(flat, params, workspace, sample, first, end)
+        if params[slots.BY_ROW]:
+            group_factors(flat, params, addresses, workspace, sample, first, last)
+        else:
+            channel_factors(flat, params, addresses, workspace, first, last)
+        return 0
+
+    return join_blocks_task
+
+
+def join_samples():
+    """The task that adds group norm's parameter gradients over samples."""
+
+    def join_samples_task(params, addresses, workspace, argument, index):
+        columns = params[slots.COLUMNS]
+        samples = params[slots.OUTER]
+        first = index * params[slots.CHUNK]
+        sums = workspace + params[slots.AT_SUMS]
+        for column in range(first, min(first + params[slots.CHUNK], columns)):
+            dgamma = 0.0
+            dbeta = 0.0
+            at = sums + column * 8
+            for _ in range(samples):
+                dbeta += read(F64, at)
+                dgamma += read(F64, at + columns * 8)
+                at += 2 * columns * 8
+            put(params, addresses, workspace, slots.DGAMMA, column, dgamma)
+            put(params, addresses, workspace, slots.DBETA, column, dbeta)
+        return 0
+
+    return join_samples_task
