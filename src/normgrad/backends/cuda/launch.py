@@ -123,7 +123,10 @@ def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
     }
     if step.registers:
         options["maxnreg"] = step.registers
-    source = ASTSource(kernel, signature, constants_of(step), attributes)
+    make = ASTSource
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as make
+    source = make(kernel, signature, constants_of(step), attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 

@@ -1,16 +1,16 @@
 """Plans that keep a slab on chip between its sums and its gradient: three trips to memory."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.layout import Layout
 from normgrad.backends.cuda.parameters import add_parameters
-from normgrad.backends.cuda.program import Argument, Builder, Ref
+from normgrad.backends.cuda.program import Argument, Builder
 from normgrad.backends.cuda.tiles import (
-    RESIDENT_REGISTERS,
-    RESIDENT_WARPS,
     THREADS,
-    WARP_BYTES,
+    Block,
+    Team,
     alignment,
     blocks_per_multiprocessor,
     ceil_div,
@@ -21,100 +21,103 @@ from normgrad.backends.cuda.tiles import (
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
-_LARGE = 1 << 24  # elements from which on one more launch is worth it (at 2**21 it cost a third)
 _MOST_CHANNELS = 8  # channels of one plane: their sums are told apart by masks
+# Blocks to choose from, the first that can. Many small ones overlap best: while some wait for
+# their partners, others copy. But a team of more blocks than there are multiprocessors waits
+# longer than it wins: 256x64x112x112 in bfloat16 reads 73 % with the first, 80 with the second.
+_BLOCKS = (
+    Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128),
+    Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128),
+    Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """How slabs are cut into rows, and rows shared by blocks."""
+
+    block: Block
+    team: Team
+    rows: int  # of a tile
+    cols: int
+    pieces: int  # rows of a plane
+    piece: int  # elements of a row
+    depth: int  # tiles of a block
 
 
 def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
     """Channels first; False where the slabs do not fit or the data lie unevenly."""
     spec = builder.spec
     group = geometry.statistic == "row"
-    if builder.compute != "float32" or not layout.same_strides or not device.cooperative:
+    if builder.compute != "float32" or not layout.same_strides or device.capability < 80:
         return False
     x, dx = layout.x, layout.dx
     assert dx is not None
-    itemsize = max(ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype])
-    warps = RESIDENT_WARPS[itemsize]
-    block = 1 if group else _block_channels(layout, itemsize)
-    run = layout.inner * block
-    align = alignment(itemsize, run, x.outer, x.channel * block)
-    vector = 16 // itemsize
-    if group:
-        # Group norm adds up each row by itself: few and long rows, each over all threads.
-        cols = cut(layout.inner, 1024 if itemsize == 2 else 512, min(512, 64 * vector))
-        cols = min(cols, max(64, power_of_two(layout.inner)))
-        warps = max(1, min(warps, cols // (THREADS * vector)))
-    elif block == 1:
-        cols = cut(layout.inner, 1024)
-    else:
-        cols = power_of_two(run)
-    tile = warps * WARP_BYTES // (2 * itemsize)
-    if block > 1:
-        tile //= 2  # more to keep beside the data
-    if cols > tile or (align == 1 and itemsize == 2 and layout.inner > 1):
+    itemsizes = {ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype]}
+    together = 1 if group else _block_channels(layout, max(itemsizes))
+    run = layout.inner * together
+    align = alignment(max(itemsizes), run, x.outer, x.channel * together)
+    if align * min(itemsizes) < 4:  # the least that an asynchronous copy takes
         return False
-    pieces = ceil_div(run, cols)
     planes = geometry.channels if group else layout.outer
-    slabs = geometry.statistics if group else ceil_div(layout.channels, block)
-    if block > 1 and layout.channels % block:
+    slabs = geometry.statistics if group else layout.channels // together
+    tiles = _cut(device, max(itemsizes), run, align, planes, slabs, group, together)
+    if tiles is None:
         return False
-    # The next slab's data, and what sums across warps need: more where channels share a row.
-    extra = 2048 if block == 1 else 4096 + 4 * cols * power_of_two(block)
-    shared = 2 * tile * itemsize + extra
-    per = blocks_per_multiprocessor(device, warps, RESIDENT_REGISTERS, shared)
-    team = share_out(planes * pieces, tile // cols, slabs, per * device.multiprocessors)
-    if team is None:
-        return False
+    team = tiles.team
     solo = team.team == 1
-    words = None if solo else builder.scratch(slabs * team.team * power_of_two(block), "uint64")
+    channel_tile = power_of_two(together)
+    words = None if solo else builder.scratch(slabs * team.team * channel_tile, "uint64")
     if words is not None:
-        builder.fill(words, slabs * team.team * power_of_two(block), 0xFF)
+        builder.fill(words, slabs * team.team * channel_tile, 0xFF)
+    rows = planes * tiles.pieces
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
-    partials = builder.scratch(2 * slabs * planes * pieces, "float32") if wants else None
+    partials = builder.scratch(2 * slabs * rows, "float32") if wants else None
     arguments: dict[str, Argument] = {
         "dy": layout.dy.ref,
         "x": x.ref,
         "dx": dx.ref,
         "mean": builder.vector("mean"),
         "rstd": builder.vector("rstd"),
-        "gamma": _gamma(builder, geometry),
+        "gamma": builder.vector("gamma"),
         "dgamma": None if group else builder.result("dgamma"),
         "dbeta": None if group else builder.result("dbeta"),
         "partials": partials,
         "words": words,
         "slabs": slabs,
-        "rows": planes * pieces,
+        "rows": rows,
         "share": team.share,
-        "pieces": pieces,
+        "pieces": tiles.pieces,
+        "piece": tiles.piece // align,
         "run": run // align,
         "team": team.team,
         "teams": team.teams,
         "split": geometry.groups if group else 1,
         "channels": layout.channels,
         "plane_step": (x.channel if group else x.outer) // align,
-        "outer_step": (x.outer if group else x.channel * block) // align,
+        "outer_step": (x.outer if group else x.channel * together) // align,
         "inner_step": x.channel * geometry.channels // align if group else 0,
         "count": float(geometry.count),
         "eps": spec.eps,
-        "zero": 0,
     }
     reach = planes * (x.channel if group else x.outer) + run
-    threads = warps * THREADS
-    lanes = power_of_two(team.team)
+    threads = tiles.block.warps * THREADS
     constants: dict[str, Any] = {
         "GROUP": group,
         "VARIANCE": spec.rstd_is == "variance",
-        "BLOCK_CHANNELS": block,
-        "CHANNEL_TILE": power_of_two(block),
-        "PIXELS": layout.inner if block > 1 else 1,
-        "ROWS": tile // cols,
-        "COLS": cols,
-        "TEAM": max(lanes, threads) if block == 1 else lanes,
+        "BLOCK_CHANNELS": together,
+        "CHANNEL_TILE": channel_tile,
+        "PIXELS": layout.inner if together > 1 else 1,
+        "CHUNKS": ceil_div(team.share, tiles.rows),
+        "DEPTH": tiles.depth,
+        "ROWS": tiles.rows,
+        "COLS": tiles.cols,
+        "VECTOR": 16 // max(itemsizes),
+        "WARPS": tiles.block.warps,
+        "TEAM": max(power_of_two(team.team), threads // channel_tile),
         "SOLO": solo,
         "ALIGN": align,
         "WIDE": reach >= 1 << 31,
-        "STAGES": 2 if team.rounds > 1 else 1,
-        "AHEAD": not group,  # group norm's tiles would spill: 68 % instead of 76
         "PHASE": 0,
     }
     builder.launch(
@@ -122,26 +125,55 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         (team.team * team.teams,),
         arguments,
         constants,
-        warps=warps,
-        registers=RESIDENT_REGISTERS,
+        warps=tiles.block.warps,
+        registers=tiles.block.registers,
         cooperative=not solo,
     )
     if partials is not None:
-        add_parameters(builder, geometry, layout, partials, pieces)
+        add_parameters(builder, geometry, layout, partials, tiles.pieces)
     return True
 
 
-def _gamma(builder: Builder, geometry: Geometry) -> Ref | None:
-    """Gamma; group norm's in 32 bits where the data are large.
-
-    Each row of a tile has its own gamma, fetched ahead with the data, which copies of less than 4
-    bytes cannot be: 48 % instead of 61 for 4x512x128x128 in bfloat16.
-    """
-    gamma = builder.spec.gamma
-    narrow = gamma is not None and ITEMSIZE[gamma.dtype] == 2
-    if narrow and geometry.statistic == "row" and geometry.size >= _LARGE:
-        return builder.pack("gamma", "float32")
-    return builder.vector("gamma")
+def _cut(
+    device: Device,
+    itemsize: int,
+    run: int,
+    align: int,
+    planes: int,
+    slabs: int,
+    group: bool,
+    together: int,
+) -> _Tiles | None:
+    """The first block whose team is small enough, else the last that fits."""
+    found = None
+    for block in _BLOCKS:
+        elements = block.chunk_bytes // itemsize
+        if group:
+            # Each warp adds up rows of its own, the fewer the better: 32 or 16 elements a lane.
+            most = max(64, min(elements // block.warps, power_of_two(run)))
+            pieces = ceil_div(run, most)
+            piece = ceil_div(ceil_div(run, pieces), align) * align
+            cols = max(64, power_of_two(piece))
+            pieces = ceil_div(run, piece)
+        else:
+            cols = cut(run, 1024) if together == 1 else power_of_two(run)
+            pieces, piece = ceil_div(run, cols), cols
+        if cols > elements:
+            continue
+        tile_rows = elements // cols
+        # Besides the tiles, what sums across warps need: more where channels share a row.
+        extra = 2048 if together == 1 else 4096 + 8 * cols * block.warps
+        shared = 2 * block.chunks * block.chunk_bytes + extra
+        per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
+        resident = per * device.multiprocessors
+        team = share_out(planes * pieces, block.chunks * tile_rows, tile_rows, slabs, resident)
+        if team is None:
+            continue
+        depth = min(block.chunks, ceil_div(team.share, tile_rows) * team.rounds)
+        found = _Tiles(block, team, tile_rows, cols, pieces, piece, depth)
+        if team.team <= device.multiprocessors:
+            break
+    return found
 
 
 def _block_channels(layout: Layout, itemsize: int) -> int:

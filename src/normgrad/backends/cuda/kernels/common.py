@@ -52,36 +52,44 @@ def publish(pointers, words, mask):
     tl.atomic_xchg(pointers, words, mask=mask, sem="relaxed")
 
 
+@triton.constexpr_function
+def _polling(count):
+    """PTX that reads ``count`` words until all are there; an address of 0 stands for a word of 0."""
+    lines = ["{", ".reg .pred missing;", f".reg .pred wanted<{count}>;"]
+    for word in range(count):
+        lines += [f"mov.u64 ${word}, 0;", f"setp.ne.u64 wanted{word}, ${count + word}, 0;"]
+    lines.append("again:")
+    for word in range(count):
+        lines.append(f"@wanted{word} ld.relaxed.gpu.global.u64 ${word}, [${count + word}];")
+    for word in range(count):
+        either = (".or", ", missing") if word else ("", "")
+        lines.append(f"setp.eq{either[0]}.u64 missing, ${word}, 0xFFFFFFFFFFFFFFFF{either[1]};")
+    return "\n".join([*lines, "@missing bra again;", "}"])
+
+
+@triton.constexpr_function
+def _operands(count):
+    return ",".join(["=&l"] * count + ["l"] * count)
+
+
 @triton.jit
-def await_words(pointers, wanted):
+def await_words(pointers, wanted, EACH: tl.constexpr):
     """The words at ``pointers`` once each has been published; 0 where not wanted.
 
-    One thread polls one word: a `while` here would keep Triton from fetching the next tile ahead,
-    and polling by every warp of 500 blocks costs more than the wait (measured: 5 times slower).
-    In the interpreter the words are there already.
+    A thread polls its EACH words together: one after another, each would cost a trip to the L2
+    cache. A word is polled by one thread (by every warp of 500 blocks: 5 times slower). In the
+    interpreter the words are there already.
     """
     if INTERPRETED:
         words = tl.load(pointers, mask=wanted, other=0)
     else:
         words = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .pred idle, empty;
-            mov.u64 $0, 0;
-            setp.eq.u64 idle, $1, 0;
-            @idle bra done;
-            again:
-            ld.volatile.global.u64 $0, [$1];
-            setp.eq.u64 empty, $0, 0xFFFFFFFFFFFFFFFF;
-            @empty bra again;
-            done:
-            }
-            """,
-            "=&l,l",
+            _polling(EACH),
+            _operands(EACH),
             [tl.where(wanted, pointers.to(tl.uint64), 0)],
             dtype=tl.uint64,
             is_pure=False,
-            pack=1,
+            pack=EACH,
         )
     return words
 
