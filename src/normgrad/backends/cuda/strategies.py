@@ -24,8 +24,7 @@ def make_program(spec: Spec, geometry: Geometry, compute: str, device: Device) -
         return program
     # Asynchronous copies take 4 bytes at the least, at addresses that are multiples of that.
     other = _make(spec, geometry, compute, device, resident=False)
-    nbytes = max(program.workspace_bytes, other.workspace_bytes)
-    return dataclasses.replace(program, workspace_bytes=nbytes, unaligned=other)
+    return dataclasses.replace(program, unaligned=other)
 
 
 def _make(
