@@ -93,7 +93,7 @@ def test_slabs_are_covered(known):
             assert sizes["TEAM"] >= given["team"], name
             assert sizes["TEAM"] * sizes["CHANNEL_TILE"] >= 32 * step.warps, name
             if step.cooperative:
-                words = given["slabs"] * given["team"] * sizes["CHANNEL_TILE"]
+                words = given["slabs"] * sizes["COPIES"] * given["team"] * sizes["CHANNEL_TILE"]
                 before = program.steps[program.steps.index(step) - 1]
                 if isinstance(before, Fill):
                     assert (before.target, before.nbytes) == (given["words"], 8 * words), name
