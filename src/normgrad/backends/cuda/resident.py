@@ -1,16 +1,16 @@
 """Plans that keep a slab on chip between its sums and its gradient: three trips to memory."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.layout import Layout
 from normgrad.backends.cuda.parameters import add_parameters
-from normgrad.backends.cuda.program import Argument, Builder, Ref
+from normgrad.backends.cuda.program import Argument, Builder
 from normgrad.backends.cuda.tiles import (
-    RESIDENT_REGISTERS,
-    RESIDENT_WARPS,
     THREADS,
-    WARP_BYTES,
+    Block,
+    Team,
     alignment,
     blocks_per_multiprocessor,
     ceil_div,
@@ -21,138 +21,195 @@ from normgrad.backends.cuda.tiles import (
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
-_LARGE = 1 << 24  # elements from which on one more launch is worth it (at 2**21 it cost a third)
 _MOST_CHANNELS = 8  # channels of one plane: their sums are told apart by masks
+# Words of each block, where that many blocks would read the same one: 3 points for
+# 256x64x112x112 and 20x6x65536 in bfloat16, nothing or less for teams up to 80.
+_COPIES, _CROWD = 8, 96
+_LARGE = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128)
+_WHOLE = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255)
+
+
+def _blocks(group: bool, together: int, multiprocessors: int) -> tuple[tuple[Block, int], ...]:
+    """Blocks to choose from and the largest team for each: the first that can.
+
+    One block for a slab has nobody to wait for. Else many small ones overlap best: while some wait
+    for their partners, others copy. But a team of more blocks than there are multiprocessors waits
+    longer than it wins: 256x64x112x112 in bfloat16 reads 71 % with the second, 78 with the third.
+    """
+    if group:  # rows of 1024 16-bit elements for each warp
+        small = Block(warps=4, chunk_bytes=8 << 10, chunks=3, registers=128)
+    elif together == 1:
+        small = Block(warps=4, chunk_bytes=4 << 10, chunks=5, registers=96)
+    else:
+        small = Block(warps=4, chunk_bytes=4 << 10, chunks=5, registers=128)
+    most = multiprocessors
+    return (_LARGE, 1), (small, most), (_LARGE, most), (_WHOLE, most), (_LARGE, 32 * most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """How slabs are cut into rows, and rows shared by blocks."""
+
+    block: Block
+    team: Team
+    rows: int  # of a tile
+    cols: int
+    pieces: int  # rows of a plane
+    piece: int  # elements of a row
+    depth: int  # tiles of a block
 
 
 def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
     """Channels first; False where the slabs do not fit or the data lie unevenly."""
     spec = builder.spec
     group = geometry.statistic == "row"
-    if builder.compute != "float32" or not layout.same_strides or not device.cooperative:
+    if builder.compute != "float32" or not layout.same_strides or not device.copies_ahead:
         return False
     x, dx = layout.x, layout.dx
     assert dx is not None
-    itemsize = max(ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype])
-    warps = RESIDENT_WARPS[itemsize]
-    block = 1 if group else _block_channels(layout, itemsize)
-    run = layout.inner * block
-    align = alignment(itemsize, run, x.outer, x.channel * block)
-    vector = 16 // itemsize
-    if group:
-        # Group norm adds up each row by itself: few and long rows, each over all threads.
-        cols = cut(layout.inner, 1024 if itemsize == 2 else 512, min(512, 64 * vector))
-        cols = min(cols, max(64, power_of_two(layout.inner)))
-        warps = max(1, min(warps, cols // (THREADS * vector)))
-    elif block == 1:
-        cols = cut(layout.inner, 1024)
-    else:
-        cols = power_of_two(run)
-    tile = warps * WARP_BYTES // (2 * itemsize)
-    if block > 1:
-        tile //= 2  # more to keep beside the data
-    if cols > tile or (align == 1 and itemsize == 2 and layout.inner > 1):
+    itemsizes = {ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype]}
+    together = 1 if group else _block_channels(layout, max(itemsizes))
+    run = layout.inner * together
+    align = alignment(max(itemsizes), run, x.outer, x.channel * together)
+    if align * min(itemsizes) < 4:  # the least that an asynchronous copy takes
         return False
-    pieces = ceil_div(run, cols)
     planes = geometry.channels if group else layout.outer
-    slabs = geometry.statistics if group else ceil_div(layout.channels, block)
-    if block > 1 and layout.channels % block:
+    slabs = geometry.statistics if group else layout.channels // together
+    tiles = _cut(device, max(itemsizes), run, align, planes, slabs, group, together)
+    if tiles is None:
         return False
-    # The next slab's data, and what sums across warps need: more where channels share a row.
-    extra = 2048 if block == 1 else 4096 + 4 * cols * power_of_two(block)
-    shared = 2 * tile * itemsize + extra
-    per = blocks_per_multiprocessor(device, warps, RESIDENT_REGISTERS, shared)
-    team = share_out(planes * pieces, tile // cols, slabs, per * device.multiprocessors)
-    if team is None:
-        return False
+    team = tiles.team
     solo = team.team == 1
-    words = None if solo else builder.scratch(slabs * team.team * power_of_two(block), "uint64")
-    if words is not None:
-        builder.fill(words, slabs * team.team * power_of_two(block), 0xFF)
+    channel_tile = power_of_two(together)
+    copies = _COPIES if together == 1 and team.team >= _CROWD else 1
+    count = slabs * copies * team.team * channel_tile
+    words = None if solo else builder.scratch(count, "uint64")
+    early = words is not None and device.starts_early
+    rows = planes * tiles.pieces
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
-    partials = builder.scratch(2 * slabs * planes * pieces, "float32") if wants else None
+    partials = builder.scratch(2 * slabs * rows, "float32") if wants else None
     arguments: dict[str, Argument] = {
         "dy": layout.dy.ref,
         "x": x.ref,
         "dx": dx.ref,
         "mean": builder.vector("mean"),
         "rstd": builder.vector("rstd"),
-        "gamma": _gamma(builder, geometry),
+        "gamma": builder.vector("gamma"),
         "dgamma": None if group else builder.result("dgamma"),
         "dbeta": None if group else builder.result("dbeta"),
         "partials": partials,
         "words": words,
         "slabs": slabs,
-        "rows": planes * pieces,
+        "rows": rows,
         "share": team.share,
-        "pieces": pieces,
+        "pieces": tiles.pieces,
+        "piece": tiles.piece // align,
         "run": run // align,
         "team": team.team,
         "teams": team.teams,
         "split": geometry.groups if group else 1,
         "channels": layout.channels,
         "plane_step": (x.channel if group else x.outer) // align,
-        "outer_step": (x.outer if group else x.channel * block) // align,
+        "outer_step": (x.outer if group else x.channel * together) // align,
         "inner_step": x.channel * geometry.channels // align if group else 0,
         "count": float(geometry.count),
         "eps": spec.eps,
-        "zero": 0,
     }
     reach = planes * (x.channel if group else x.outer) + run
-    threads = warps * THREADS
-    lanes = power_of_two(team.team)
+    threads = tiles.block.warps * THREADS
     constants: dict[str, Any] = {
         "GROUP": group,
         "VARIANCE": spec.rstd_is == "variance",
-        "BLOCK_CHANNELS": block,
-        "CHANNEL_TILE": power_of_two(block),
-        "PIXELS": layout.inner if block > 1 else 1,
-        "ROWS": tile // cols,
-        "COLS": cols,
-        "TEAM": max(lanes, threads) if block == 1 else lanes,
+        "BLOCK_CHANNELS": together,
+        "CHANNEL_TILE": channel_tile,
+        "PIXELS": layout.inner if together > 1 else 1,
+        "CHUNKS": ceil_div(team.share, tiles.rows),
+        "DEPTH": tiles.depth,
+        "ROWS": tiles.rows,
+        "COLS": tiles.cols,
+        "VECTOR": 16 // max(itemsizes),
+        "WARPS": tiles.block.warps,
+        "COPIES": copies,
+        "TEAM": max(power_of_two(team.team), threads // channel_tile),
         "SOLO": solo,
         "ALIGN": align,
         "WIDE": reach >= 1 << 31,
-        "STAGES": 2 if team.rounds > 1 else 1,
-        "AHEAD": not group,  # group norm's tiles would spill: 68 % instead of 76
+        "EARLY": early,
         "PHASE": 0,
     }
+    if words is not None:  # directly before the launch, which must meet no unfinished copy
+        builder.clear(words, count, early=early)
     builder.launch(
         "planes.plane_slabs",
         (team.team * team.teams,),
         arguments,
         constants,
-        warps=warps,
-        registers=RESIDENT_REGISTERS,
+        warps=tiles.block.warps,
+        registers=tiles.block.registers,
         cooperative=not solo,
+        early=early,
     )
     if partials is not None:
-        add_parameters(builder, geometry, layout, partials, pieces)
+        add_parameters(builder, geometry, layout, partials, tiles.pieces, early=device.starts_early)
     return True
 
 
-def _gamma(builder: Builder, geometry: Geometry) -> Ref | None:
-    """Gamma; group norm's in 32 bits where the data are large.
-
-    Each row of a tile has its own gamma, fetched ahead with the data, which copies of less than 4
-    bytes cannot be: 48 % instead of 61 for 4x512x128x128 in bfloat16.
-    """
-    gamma = builder.spec.gamma
-    narrow = gamma is not None and ITEMSIZE[gamma.dtype] == 2
-    if narrow and geometry.statistic == "row" and geometry.size >= _LARGE:
-        return builder.pack("gamma", "float32")
-    return builder.vector("gamma")
+def _cut(
+    device: Device,
+    itemsize: int,
+    run: int,
+    align: int,
+    planes: int,
+    slabs: int,
+    group: bool,
+    together: int,
+) -> _Tiles | None:
+    """Tiles for the first block whose team is small enough."""
+    for block, most_blocks in _blocks(group, together, device.multiprocessors):
+        elements = block.chunk_bytes // itemsize
+        if group:
+            # Each warp adds up rows of its own, the fewer the better: 32 or 16 elements a lane.
+            most = max(64, min(elements // block.warps, power_of_two(run)))
+            pieces = ceil_div(run, most)
+            piece = ceil_div(ceil_div(run, pieces), align) * align
+            cols = max(64, power_of_two(piece))
+            pieces = ceil_div(run, piece)
+        else:
+            cols = cut(run, 1024) if together == 1 else power_of_two(run)
+            pieces, piece = ceil_div(run, cols), cols
+        if cols > elements:
+            continue
+        tile_rows = elements // cols
+        # Besides the tiles, what sums across warps need: more where channels share a row.
+        extra = 512 if together == 1 else 512 + 4 * cols
+        shared = 2 * block.chunks * block.chunk_bytes + extra
+        per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
+        resident = per * device.multiprocessors
+        most = block.chunks * tile_rows
+        if ceil_div(planes * pieces, most) > most_blocks:
+            continue
+        team = share_out(
+            planes * pieces, most, tile_rows, slabs, min(resident, most_blocks * slabs)
+        )
+        if team is None:
+            continue
+        depth = min(block.chunks, ceil_div(team.share, tile_rows) * team.rounds)
+        return _Tiles(block, team, tile_rows, cols, pieces, piece, depth)
+    return None
 
 
 def _block_channels(layout: Layout, itemsize: int) -> int:
-    """Channels to take together so that rows of small images start at multiples of 8 bytes."""
+    """Channels to take together so that rows of small images start at multiples of 16 bytes.
+
+    Not where 8 bytes come for free: sums of each channel of a row cost more than narrow copies.
+    """
     x = layout.x
-    if layout.inner >= 512 or x.channel != layout.inner:
+    if layout.inner >= 512 or x.channel != layout.inner or layout.inner * itemsize % 8 == 0:
         return 1
     block = 1
     while (
         block < _MOST_CHANNELS
-        and (block * layout.inner * itemsize) % 8
+        and block * layout.inner * itemsize % 16
         and layout.channels % (2 * block) == 0
     ):
         block *= 2

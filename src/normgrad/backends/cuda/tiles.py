@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from normgrad.backends.cuda.device import Device
 
 THREADS = 32
-# A thread of a resident block holds 64 registers' worth of x and dy and may use 128 in all, so
-# that 16 warps fill a multiprocessor with 128 KB of data: 4 blocks of 4 warps for 16-bit data, 2
-# of 8 for 32-bit data (each measured best on an H200).
-RESIDENT_REGISTERS = 128
-RESIDENT_WARPS = {2: 4, 4: 8}
-WARP_BYTES = 8 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block that keeps tiles of x and dy in shared memory."""
+
+    warps: int
+    chunk_bytes: int  # of a tile of x
+    chunks: int  # tiles that there is room for
+    registers: int  # of a thread, at most
 
 
 def power_of_two(value: int) -> int:
@@ -60,17 +64,17 @@ def blocks_per_multiprocessor(device: Device, warps: int, registers: int, shared
     return min(by_registers, by_shared, 2048 // (warps * THREADS), 32)
 
 
-def share_out(rows: int, tile_rows: int, slabs: int, resident: int) -> Team | None:
-    """Teams for slabs of ``rows`` rows; None where a slab does not fit on the device."""
-    team = ceil_div(rows, tile_rows)
+def share_out(rows: int, most_rows: int, least_rows: int, slabs: int, resident: int) -> Team | None:
+    """Teams for slabs of ``rows`` rows; None where a slab does not fit on the device.
+
+    A block takes up to ``most_rows``. Teams are as large as there are blocks for, so that all take
+    part, unless a block would have less than ``least_rows``.
+    """
+    team = ceil_div(rows, most_rows)
     if team > resident:
         return None
-    teams = min(slabs, resident // team)
-    rounds = ceil_div(slabs, teams)
+    rounds = ceil_div(slabs, min(slabs, resident // team))
     teams = ceil_div(slabs, rounds)
-    # In a single round all blocks that can run take part, with a quarter of a tile at the least:
-    # below that, waiting for partners costs more than it saves.
-    if rounds == 1:
-        team = min(resident // teams, ceil_div(rows, max(1, tile_rows // 4)))
+    team = max(team, min(resident // teams, ceil_div(rows, least_rows)))
     share = ceil_div(rows, team)
     return Team(ceil_div(rows, share), teams, share, rounds)

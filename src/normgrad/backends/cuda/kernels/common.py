@@ -9,6 +9,7 @@ import os
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # The interpreter runs blocks one after another and knows neither PTX nor sums of pairs.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
@@ -52,57 +53,87 @@ def publish(pointers, words, mask):
     tl.atomic_xchg(pointers, words, mask=mask, sem="relaxed")
 
 
+@triton.constexpr_function
+def _polling(count):
+    """PTX that reads ``count`` words until all are there; at the address 0 lies a 0."""
+    lines = ["{", ".reg .pred missing;", f".reg .pred wanted<{count}>;"]
+    for word in range(count):
+        lines += [f"mov.u64 ${word}, 0;", f"setp.ne.u64 wanted{word}, ${count + word}, 0;"]
+    lines.append("again:")
+    for word in range(count):
+        lines.append(f"@wanted{word} ld.relaxed.gpu.global.u64 ${word}, [${count + word}];")
+    for word in range(count):
+        either = (".or", ", missing") if word else ("", "")
+        lines.append(f"setp.eq{either[0]}.u64 missing, ${word}, 0xFFFFFFFFFFFFFFFF{either[1]};")
+    return "\n".join([*lines, "@missing bra again;", "}"])
+
+
+@triton.constexpr_function
+def _operands(count):
+    return ",".join(["=&l"] * count + ["l"] * count)
+
+
 @triton.jit
-def await_words(pointers, wanted):
+def await_words(pointers, wanted, EACH: tl.constexpr):
     """The words at ``pointers`` once each has been published; 0 where not wanted.
 
-    One thread polls one word: a `while` here would keep Triton from fetching the next tile ahead,
-    and polling by every warp of 500 blocks costs more than the wait (measured: 5 times slower).
-    In the interpreter the words are there already.
+    A thread polls its EACH words together: one after another, each would cost a trip to the L2
+    cache. A word is polled by one thread (by every warp of 500 blocks: 5 times slower). In the
+    interpreter the words are there already.
     """
     if INTERPRETED:
         words = tl.load(pointers, mask=wanted, other=0)
     else:
         words = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .pred idle, empty;
-            mov.u64 $0, 0;
-            setp.eq.u64 idle, $1, 0;
-            @idle bra done;
-            again:
-            ld.volatile.global.u64 $0, [$1];
-            setp.eq.u64 empty, $0, 0xFFFFFFFFFFFFFFFF;
-            @empty bra again;
-            done:
-            }
-            """,
-            "=&l,l",
+            _polling(EACH),
+            _operands(EACH),
             [tl.where(wanted, pointers.to(tl.uint64), 0)],
             dtype=tl.uint64,
             is_pure=False,
-            pack=1,
+            pack=EACH,
         )
     return words
 
 
 @triton.jit
-def keep_narrow(tile, zero):
-    """The same 16-bit tile, so that its wide form is not kept in registers across a wait.
+def let_next_start():
+    """The next launch may start, if it was planned to: it waits where it needs what we write."""
+    if not INTERPRETED:
+        gdc_launch_dependents()
 
-    The compiler would reuse the float32 values of the first pass: twice the registers, and 280
-    bytes of spills for each thread. It cannot know that ``zero`` is 0.
-    """
-    if not INTERPRETED and tile.dtype.primitive_bitwidth == 16:
-        tile = tl.inline_asm_elementwise(
-            "xor.b32 $0, $1, $2;",
-            "=r,r,r",
-            [tile, zero.to(tl.int16)],
-            dtype=tile.dtype,
+
+@triton.jit
+def await_step_before(EARLY: tl.constexpr):
+    """The launch before is done and what it wrote is visible."""
+    if EARLY and not INTERPRETED:
+        gdc_wait()
+
+
+@triton.jit
+def widen(tile, COMPUTE: tl.constexpr = tl.float32):
+    """The same in the compute type; bfloat16 by one instruction, where the compiler takes two."""
+    if not INTERPRETED and tile.dtype == tl.bfloat16 and tl.float32 == COMPUTE:
+        wide = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;",
+            "=r,=r,r",
+            [tile],
+            dtype=tl.float32,
             is_pure=True,
             pack=2,
         )
-    return tile
+    else:
+        wide = tile.to(COMPUTE)
+    return wide
+
+
+@triton.jit
+def coefficients(rs, factor, t1, t2, count):
+    """Dx is ``dy * scale + (x - mean) * tilt + shift``: the last two, from the two sums.
+
+    The sums are of dy and dy * (x - mean), with gamma inside where it differs within a statistic;
+    ``factor`` is the rest of what dy is multiplied by.
+    """
+    return t2 * rs / count * rs * -factor, t1 / count * -factor
 
 
 @triton.jit

@@ -1,18 +1,19 @@
 """Channels-first batch and group norm with every slab read once.
 
 A slab is what shares statistics: a block of channels of all images (batch norm) or a group of one
-image (group norm). It consists of planes, contiguous runs of elements, cut into rows of COLS. A
-team of K blocks holds a slab: each loads ROWS rows of x and dy into registers (the next slab's are
-on their way into shared memory meanwhile), publishes its sums, waits for its partners', and writes
-dx. Three trips to memory instead of five.
+image (group norm). It consists of planes, contiguous runs of elements, cut into rows of a piece.
+A team of blocks holds a slab in shared memory, in CHUNKS tiles each: a block adds up its tiles as
+they arrive, publishes the sums, waits for its partners', and writes dx tile by tile. Each tile
+that is done makes room for one of the next slab, whose copy starts at once. Three trips to memory
+instead of five.
 """
 
-import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
+    await_step_before,
     await_words,
-    keep_narrow,
+    coefficients,
     load_or,
     load_rstd,
     pack_pair,
@@ -20,10 +21,40 @@ from normgrad.backends.cuda.kernels.common import (
     store_as,
     sum_pairs,
     unpack_pair,
+    widen,
 )
+from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 
 
-@triton.jit
+@jit
+def _rows(chunk, first, share, rows, local, ROWS: tl.constexpr):
+    """The rows of a chunk in their slab, and whether they are this block's."""
+    inside = chunk * ROWS + local
+    row = first + inside
+    return row, (inside < share) & (row < rows)
+
+
+@jit
+def _elements(
+    row, ok, cols, pieces, piece, run, plane_step, ALIGN: tl.constexpr, WIDE: tl.constexpr
+):
+    """Offsets from the slab's first element, and the mask."""
+    index: tl.constexpr = tl.int64 if WIDE else tl.int32
+    start = (row % pieces) * piece * ALIGN
+    inside = start[:, None] + cols[None, :]
+    mask = ok[:, None] & (cols < piece * ALIGN)[None, :] & (inside < run * ALIGN)
+    return ((row // pieces).to(index) * plane_step * ALIGN)[:, None] + inside, mask
+
+
+@jit
+def _origin(slab, split, outer_step, inner_step, ALIGN: tl.constexpr):
+    """The first element of a slab."""
+    outer = (slab // split).to(tl.int64)
+    inner = (slab % split).to(tl.int64)
+    return (outer * outer_step + inner * inner_step) * ALIGN
+
+
+@jit
 def plane_slabs(
     dy,
     x,
@@ -34,11 +65,12 @@ def plane_slabs(
     dgamma,
     dbeta,
     partials,  # group norm: sum of dy of each row, then sum of dy * (x - mean)
-    words,
+    words,  # [slabs, COPIES, team, CHANNEL_TILE]
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
     pieces,  # rows of a plane
+    piece,  # elements of a row, over ALIGN
     run,  # elements of a plane, over ALIGN
     team,  # blocks that share a slab
     teams,
@@ -49,125 +81,197 @@ def plane_slabs(
     inner_step,
     count,
     eps,
-    zero,
     GROUP: tl.constexpr,
     VARIANCE: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,  # channels of a plane (batch norm of small images)
     CHANNEL_TILE: tl.constexpr,  # the same, up to a power of two
     PIXELS: tl.constexpr,  # elements of a channel in a plane, if BLOCK_CHANNELS > 1
+    CHUNKS: tl.constexpr,  # tiles of a block's share
+    DEPTH: tl.constexpr,  # tiles that there is room for
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
-    TEAM: tl.constexpr,  # at least `team` and the number of threads
+    VECTOR: tl.constexpr,  # elements of 16 bytes
+    WARPS: tl.constexpr,
+    COPIES: tl.constexpr,  # of each word, so that fewer blocks read the same
+    TEAM: tl.constexpr,  # a power of two, so that every thread has a word
     SOLO: tl.constexpr,  # a team of one
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
-    STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,  # fetch the next slab before the wait
+    EARLY: tl.constexpr,  # the words are cleared meanwhile
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only, 3: all of SOLO
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
-    index: tl.constexpr = tl.int64 if WIDE else tl.int32
-    member = tl.program_id(0) % team
-    local = tl.arange(0, ROWS)
-    row = member * share + local
-    plane = row // pieces
-    start = (row % pieces) * COLS
-    cols = tl.arange(0, COLS)
-    row_ok = (local < share) & (row < rows)
-    mask = row_ok[:, None] & ((start[:, None] + cols[None, :]) < run * ALIGN)
-    at = (plane.to(index) * plane_step * ALIGN + start)[:, None] + cols[None, :]
-    partners = tl.arange(0, TEAM)
-    chan = tl.arange(0, CHANNEL_TILE)
+    LANES: tl.constexpr = min(32, COLS // VECTOR)
+    # Warps one below the other; side by side where columns are added up by themselves.
+    ACROSS: tl.constexpr = 1 if BLOCK_CHANNELS == 1 else min(WARPS, max(1, COLS // (32 * VECTOR)))
+    DOWN: tl.constexpr = min(WARPS // ACROSS, max(1, ROWS // (32 // LANES)))
+    tile: tl.constexpr = gl.BlockedLayout(
+        [1, VECTOR], [32 // LANES, LANES], [DOWN, WARPS // DOWN], [1, 0]
+    )
+    ONCE: tl.constexpr = DOWN * (32 // LANES)  # rows that the block holds one of in each thread
+    cube: tl.constexpr = gl.BlockedLayout(
+        [1, VECTOR, CHANNEL_TILE], [32 // LANES, LANES, 1], [DOWN, WARPS // DOWN, 1], [2, 1, 0]
+    )
+    line: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    box: tl.constexpr = gl.BlockedLayout(
+        [1, 1], [32 // CHANNEL_TILE, CHANNEL_TILE], [WARPS, 1], [1, 0]
+    )
+    hot: tl.constexpr = gl.BlockedLayout([1, CHANNEL_TILE], [32, 1], [WARPS, 1], [1, 0])
+    flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
+    tiles_dy = gl.allocate_shared_memory(dy.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
+    member = gl.program_id(0) % team
+    first = member * share
+    first_slab = gl.program_id(0) // team
+    local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
+    cols = gl.arange(0, COLS, gl.SliceLayout(0, tile))
     col_chan = cols // PIXELS
-    for slab in tl.range(tl.program_id(0) // team, slabs, teams, num_stages=STAGES):
-        outer = (slab // split).to(tl.int64)
-        inner = (slab % split).to(tl.int64)
-        base = (outer * outer_step + inner * inner_step) * ALIGN
-        dyt = tl.load(dy + base + at, mask=mask, other=0.0)
-        xt = tl.load(x + base + at, mask=mask, other=0.0)
+    chan = gl.arange(0, CHANNEL_TILE, gl.SliceLayout(0, hot))
+    own = (gl.arange(0, COLS, gl.SliceLayout(1, hot)) // PIXELS)[:, None] == chan[None, :]
+    for ahead in gl.static_range(DEPTH):
+        slab = first_slab + ahead // CHUNKS * teams
+        row, ok = _rows(ahead % CHUNKS, first, share, rows, local, ROWS)
+        at, mask = _elements(row, ok, cols, pieces, piece, run, plane_step, ALIGN, WIDE)
+        at += _origin(slab, split, outer_step, inner_step, ALIGN)
+        async_copy.async_copy_global_to_shared(tiles_x.index(ahead), x + at, mask & (slab < slabs))
+        async_copy.async_copy_global_to_shared(
+            tiles_dy.index(ahead), dy + at, mask & (slab < slabs)
+        )
+        async_copy.commit_group()
+    await_step_before(EARLY)  # it cleared the words
+    turn = slabs * 0
+    for slab in tl.range(first_slab, slabs, teams):
+        base = _origin(slab, split, outer_step, inner_step, ALIGN)
+        weights = ()
         if BLOCK_CHANNELS == 1:
-            mu = load_or(mean, slab, None, 0.0, tl.float32)
+            centre = load_or(mean, slab, None, 0.0, tl.float32)
             rs = load_rstd(rstd, slab, None, eps, VARIANCE, tl.float32)
-            centre = mu
         else:
-            first = slab * BLOCK_CHANNELS
-            col_ok = (col_chan < BLOCK_CHANNELS) & (first + col_chan < channels)
-            mu = load_or(mean, first + col_chan, col_ok, 0.0, tl.float32)[None, :]
-            centre = mu
+            column = slab * BLOCK_CHANNELS + col_chan
+            col_ok = col_chan < BLOCK_CHANNELS
+            centre = load_or(mean, column, col_ok, 0.0, tl.float32)[None, :]
         if GROUP:
-            channel = inner * (rows // pieces) + plane
-            row_gamma = load_or(gamma, channel, row_ok, 1.0, tl.float32)
+            group_start = (slab % split) * (rows // pieces)
+            for chunk in gl.static_range(CHUNKS):
+                row, ok = _rows(chunk, first, share, rows, local, ROWS)
+                weights = weights + (
+                    load_or(gamma, group_start + row // pieces, ok, 1.0, tl.float32),
+                )
+            s1 = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
+            s2 = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
+        else:
+            s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
+            s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        for chunk in gl.static_range(CHUNKS):
+            async_copy.wait_group(DEPTH - 1 - chunk)
+            slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
+            if PHASE != 2:
+                # Masked elements of dy are 0, so their x does not matter.
+                wide = widen(tiles_dy.index(slot).load(tile))
+                product = wide * (widen(tiles_x.index(slot).load(tile)) - centre)
+                if GROUP:
+                    r1, r2 = sum_pairs(wide, product, 1)
+                    if partials is not None:
+                        row, ok = _rows(chunk, first, share, rows, local, ROWS)
+                        to = rows.to(tl.int64) * slab + row
+                        gl.store(partials + to, r1, mask=ok)
+                        gl.store(partials + slabs.to(tl.int64) * rows + to, r2, mask=ok)
+                    s1 += weights[chunk] * r1
+                    s2 += weights[chunk] * r2
+                else:
+                    s1 += wide
+                    s2 += product
+        mail = words
+        if words is not None:
+            mail += team.to(tl.int64) * slab * (COPIES * CHANNEL_TILE)
         if PHASE != 2:
-            wide_dy = dyt.to(tl.float32)
-            # Masked elements of dy are 0, so their x does not matter.
-            product = wide_dy * (xt.to(tl.float32) - centre)
             if GROUP:
-                s1, s2 = sum_pairs(wide_dy, product, 1)
-                if partials is not None:
-                    to = (outer * channels + channel) * pieces + row % pieces
-                    tl.store(partials + to, s1, mask=row_ok)
-                    tl.store(partials + slabs.to(tl.int64) * rows + to, s2, mask=row_ok)
-                s1, s2 = sum_pairs(row_gamma * s1, row_gamma * s2, 0)
+                s1, s2 = sum_pairs(s1, s2, 0)
             elif BLOCK_CHANNELS == 1:
-                s1, s2 = sum_pairs(wide_dy, product, None)
+                s1, s2 = sum_pairs(gl.reshape(s1, [ROWS * COLS]), gl.reshape(s2, [ROWS * COLS]), 0)
             else:
-                c1, c2 = sum_pairs(wide_dy, product, 0)
-                own = col_chan[:, None] == chan[None, :]
+                # A thread adds up its rows, then the columns of each channel; lanes and warps last.
                 s1, s2 = sum_pairs(
-                    tl.where(own, c1[:, None], 0.0), tl.where(own, c2[:, None], 0.0), 0
+                    gl.reshape(s1, [ROWS // ONCE, ONCE, COLS]),
+                    gl.reshape(s2, [ROWS // ONCE, ONCE, COLS]),
+                    0,
                 )
+                s1 = gl.convert_layout(s1, gl.SliceLayout(2, cube))[:, :, None]
+                s2 = gl.convert_layout(s2, gl.SliceLayout(2, cube))[:, :, None]
+                theirs = gl.arange(0, CHANNEL_TILE, gl.SliceLayout(0, gl.SliceLayout(1, cube)))
+                mine = gl.arange(0, COLS, gl.SliceLayout(0, gl.SliceLayout(2, cube))) // PIXELS
+                both = mine[None, :, None] == theirs[None, None, :]
+                s1, s2 = sum_pairs(gl.where(both, s1, 0.0), gl.where(both, s2, 0.0), 1)
+                s1, s2 = sum_pairs(s1, s2, 0)
+                s1 = gl.convert_layout(s1, gl.SliceLayout(0, hot))
+                s2 = gl.convert_layout(s2, gl.SliceLayout(0, hot))
             if not SOLO or PHASE == 1:
-                box = words + slab * team * CHANNEL_TILE + member
                 if BLOCK_CHANNELS == 1:
-                    publish(box, pack_pair(s1, s2), None)
+                    copies = gl.arange(0, COPIES, line)
+                    pair = pack_pair(s1, s2) + copies.to(tl.uint64) * 0
+                    publish(mail + copies * team + member, pair, copies < COPIES)
                 else:
-                    publish(box + chan * team, pack_pair(s1, s2), chan < BLOCK_CHANNELS)
-        # `teams > 0` is always so. Triton puts an `if` behind the copies that fetch the next slab:
-        # they are on their way while this block waits. (Not `zero == 0`: the compiler would know
-        # `zero` inside, and `keep_narrow` would be in vain.)
-        if PHASE != 1 and (not AHEAD or teams > 0):
-            if not SOLO or PHASE == 2:
-                box = words + slab * team * CHANNEL_TILE
-                ok = partners < team
-                if BLOCK_CHANNELS == 1:
-                    got = await_words(box + partners, ok)
-                    p1, p2 = unpack_pair(got)
-                    t1, t2 = sum_pairs(p1, p2, 0)
-                else:
-                    boxes = box + chan[None, :] * team + partners[:, None]
-                    got = await_words(boxes, ok[:, None] & (chan < BLOCK_CHANNELS)[None, :])
-                    p1, p2 = unpack_pair(got)
-                    t1, t2 = sum_pairs(p1, p2, 0)
-            else:
+                    box_of = mail + member * CHANNEL_TILE + chan
+                    publish(box_of, pack_pair(s1, s2), chan < BLOCK_CHANNELS)
+        if PHASE != 1:
+            if SOLO and PHASE != 2:
                 t1, t2 = s1, s2
-            if BLOCK_CHANNELS == 1:
-                if not GROUP and member == 0:
-                    store_as(dbeta, slab, t1, None)
-                    store_as(dgamma, slab, t2 * rs, None)
-                offset = t1 / count
-                slope = t2 * rs / count * rs
-            else:
-                chan_ok = (chan < BLOCK_CHANNELS) & (first + chan < channels)
-                if member == 0:
-                    chan_rs = load_rstd(rstd, first + chan, chan_ok, eps, VARIANCE, tl.float32)
-                    store_as(dbeta, first + chan, t1, chan_ok)
-                    store_as(dgamma, first + chan, t2 * chan_rs, chan_ok)
-                own = col_chan[:, None] == chan[None, :]
-                t1, t2 = sum_pairs(
-                    tl.where(own, t1[None, :], 0.0), tl.where(own, t2[None, :], 0.0), 1
-                )
-                rs = load_rstd(rstd, first + col_chan, col_ok, eps, VARIANCE, tl.float32)[None, :]
-                offset = t1[None, :] / count
-                slope = t2[None, :] * rs / count * rs
-            dyt = keep_narrow(dyt, zero)
-            xt = keep_narrow(xt, zero)
-            g = dyt.to(tl.float32)
-            if GROUP:
-                g = g * row_gamma[:, None]
-                factor = rs
             elif BLOCK_CHANNELS == 1:
-                factor = load_or(gamma, slab, None, 1.0, tl.float32) * rs
+                partner = gl.arange(0, TEAM, line)
+                mail += member % COPIES * team
+                got = await_words(mail + partner, partner < team, TEAM // (32 * WARPS))
+                t1, t2 = unpack_pair(got)
+                t1, t2 = sum_pairs(t1, t2, 0)
             else:
-                factor = load_or(gamma, first + col_chan, col_ok, 1.0, tl.float32)[None, :] * rs
-            result = (g - offset - (xt.to(tl.float32) - centre) * slope) * factor
-            tl.store(dx + base + at, result.to(dx.dtype.element_ty), mask=mask)
+                partner = gl.arange(0, TEAM, gl.SliceLayout(1, box))[:, None]
+                theirs = gl.arange(0, CHANNEL_TILE, gl.SliceLayout(0, box))[None, :]
+                wanted = (partner < team) & (theirs < BLOCK_CHANNELS)
+                each: tl.constexpr = TEAM * CHANNEL_TILE // (32 * WARPS)
+                got = await_words(mail + partner * CHANNEL_TILE + theirs, wanted, each)
+                t1, t2 = unpack_pair(got)
+                t1, t2 = sum_pairs(t1, t2, 0)
+                t1 = gl.convert_layout(t1, gl.SliceLayout(0, hot))
+                t2 = gl.convert_layout(t2, gl.SliceLayout(0, hot))
+            if BLOCK_CHANNELS == 1:
+                if not GROUP:
+                    if member == 0:
+                        store_as(dbeta, slab, t1, None)
+                        store_as(dgamma, slab, t2 * rs, None)
+                    factor = load_or(gamma, slab, None, 1.0, tl.float32) * rs
+                else:
+                    factor = rs
+            else:
+                if member == 0:
+                    channel = slab * BLOCK_CHANNELS + chan
+                    chan_ok = chan < BLOCK_CHANNELS
+                    chan_rs = load_rstd(rstd, channel, chan_ok, eps, VARIANCE, tl.float32)
+                    store_as(dbeta, channel, t1, chan_ok)
+                    store_as(dgamma, channel, t2 * chan_rs, chan_ok)
+                t1, t2 = sum_pairs(
+                    gl.where(own, t1[None, :], 0.0), gl.where(own, t2[None, :], 0.0), 1
+                )
+                t1 = gl.convert_layout(t1, gl.SliceLayout(0, tile))[None, :]
+                t2 = gl.convert_layout(t2, gl.SliceLayout(0, tile))[None, :]
+                rs = load_rstd(rstd, column, col_ok, eps, VARIANCE, tl.float32)[None, :]
+                factor = load_or(gamma, column, col_ok, 1.0, tl.float32)[None, :] * rs
+            tilt, shift = coefficients(rs, factor, t1, t2, count)
+        for chunk in gl.static_range(CHUNKS):
+            slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
+            if PHASE != 1:
+                row, ok = _rows(chunk, first, share, rows, local, ROWS)
+                at, mask = _elements(row, ok, cols, pieces, piece, run, plane_step, ALIGN, WIDE)
+                scale = weights[chunk][:, None] * factor if GROUP else factor
+                wide = widen(tiles_dy.index(slot).load(tile))
+                centred = widen(tiles_x.index(slot).load(tile)) - centre
+                result = wide * scale + (centred * tilt + shift)
+                gl.store(dx + base + at, result.to(dx.dtype.element_ty), mask=mask)
+            later = slab + (chunk + DEPTH) // CHUNKS * teams
+            row, ok = _rows((chunk + DEPTH) % CHUNKS, first, share, rows, local, ROWS)
+            at, mask = _elements(row, ok, cols, pieces, piece, run, plane_step, ALIGN, WIDE)
+            at += _origin(later, split, outer_step, inner_step, ALIGN)
+            mask &= later < slabs
+            async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + at, mask)
+            async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + at, mask)
+            async_copy.commit_group()
+        turn = (turn + CHUNKS) % DEPTH
+    async_copy.wait_group(0)
