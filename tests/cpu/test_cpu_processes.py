@@ -6,9 +6,11 @@ import stat
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cpu_digest import digest
 
+from normgrad import functional
 from normgrad.backends.cpu import pool
 
 DIGEST = str(Path(__file__).parent / "cpu_digest.py")
@@ -79,6 +81,29 @@ def test_several_threads_call_at_once(monkeypatch):
     for thread in threads:
         thread.join(120)
     assert found == [want] * 4
+
+
+def test_short_calls_share_the_helpers(monkeypatch):
+    # Callers meet helpers that wake, work, are late or belong to another caller.
+    monkeypatch.setenv("NORMGRAD_NUM_THREADS", "3")
+    rng = np.random.default_rng(3)
+    dy, x = (rng.standard_normal((1024, 256)).astype(np.float32) for _ in range(2))
+    want = [array.tobytes() for array in functional.batch_norm_backward(dy, x, backend="cpu")]
+    wrong = []
+
+    def work():
+        for _ in range(150):
+            got = functional.batch_norm_backward(dy, x, backend="cpu")
+            if [array.tobytes() for array in got] != want:
+                wrong.append(got)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def _send(pipe):
