@@ -429,6 +429,7 @@ class Program:
             params[slots.AT_PARTS] = self.reserve(blocks * 2 * columns * self.flat.itemsize)
             params[slots.AT_SUMS] = self.reserve(columns * 8)
         work = _up(blocks, params[slots.PER_TASK])
+        params[slots.AT_COEFFICIENTS] = self.reserve(work * 4 * 4 * 8)  # four rows' at a time
         self.phase("rows", work, self.format, self.flat, argument=gamma_slot)
         if self.needs.sum_dy:
             params[slots.CHUNK] = JOINED_COLUMNS

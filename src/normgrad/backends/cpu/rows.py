@@ -31,6 +31,8 @@ from normgrad.backends.cpu.vector import (
 
 # Columns that a row adds in float32 lanes before it goes on in float64, in vectors.
 _DEPTH = 128
+# Bytes of a row's factors: mean, rstd, b and c.
+_FACTORS = 32
 _F32, _F64 = F32.code, F64.code
 
 
@@ -79,33 +81,42 @@ def row_sums(fmt, flat, dy, x, gamma, columns, mean):
 
 
 @jit.inner
-def row_factors(fmt, flat, params, addresses, workspace, dy, x, gamma, row):
-    """Mean, rstd, b and c of a row."""
-    columns = params[slots.COLUMNS]
+def row_factors(fmt, flat, params, addresses, workspace, dy, x, gamma, row, inverse, factors):
+    """Leave mean, rstd, b and c of a row as float64."""
     mean = entry(params, addresses, workspace, slots.MEAN, row, 0.0)
     rstd = inverse_deviation(params, addresses, workspace, row)
-    if not params[slots.WRITE_DX]:
-        return mean, rstd, 0.0, 0.0
-    sum_g, sum_xmu = row_sums(fmt, flat, dy, x, gamma, columns, mean)
-    elements = count(params, workspace)
-    slope = sum_xmu * rstd / elements
-    return mean, rstd, -rstd * rstd * slope, -rstd * (sum_g / elements)
+    write(F64, factors, mean)
+    write(F64, factors + 8, rstd)
+    if params[slots.WRITE_DX]:
+        sum_g, sum_xmu = row_sums(fmt, flat, dy, x, gamma, params[slots.COLUMNS], mean)
+        write(F64, factors + 16, -rstd * rstd * (sum_xmu * rstd * inverse))
+        write(F64, factors + 24, -rstd * (sum_g * inverse))
+
+
+@jit.inner
+def factor(fmt, factors, row, which):
+    """One of a row's factors in every lane."""
+    return splat(fmt, read(F64, factors + row * _FACTORS + which * 8))
 
 
 @jit.inner
 def four_rows(
-    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns, m0, m1, m2, m3,
-    s0, s1, s2, s3, b0, b1, b2, b3, c0, c1, c2, c3, writing, adding, streaming,
+    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns, factors, writing,
+    adding, streaming,
 ):  # fmt: skip
     """The second pass over four rows: gradients, and the parameters' share of them."""
     width = lanes(fmt)
     step = width * size_of(fmt)
     unit = width * size_of(flat)
     sums_xhat = sums + columns * size_of(flat)
-    vm0, vm1, vm2, vm3 = splat(fmt, m0), splat(fmt, m1), splat(fmt, m2), splat(fmt, m3)
-    vs0, vs1, vs2, vs3 = splat(fmt, s0), splat(fmt, s1), splat(fmt, s2), splat(fmt, s3)
-    vb0, vb1, vb2, vb3 = splat(fmt, b0), splat(fmt, b1), splat(fmt, b2), splat(fmt, b3)
-    vc0, vc1, vc2, vc3 = splat(fmt, c0), splat(fmt, c1), splat(fmt, c2), splat(fmt, c3)
+    vm0, vm1 = factor(fmt, factors, 0, 0), factor(fmt, factors, 1, 0)
+    vm2, vm3 = factor(fmt, factors, 2, 0), factor(fmt, factors, 3, 0)
+    vs0, vs1 = factor(fmt, factors, 0, 1), factor(fmt, factors, 1, 1)
+    vs2, vs3 = factor(fmt, factors, 2, 1), factor(fmt, factors, 3, 1)
+    vb0, vb1 = factor(fmt, factors, 0, 2), factor(fmt, factors, 1, 2)
+    vb2, vb3 = factor(fmt, factors, 2, 2), factor(fmt, factors, 3, 2)
+    vc0, vc1 = factor(fmt, factors, 0, 3), factor(fmt, factors, 1, 3)
+    vc2, vc3 = factor(fmt, factors, 2, 3), factor(fmt, factors, 3, 3)
     whole = columns // width * width
     if streaming:
         whole = columns // (2 * width) * (2 * width)
@@ -175,12 +186,11 @@ def four_rows(
 
 
 @jit.inner
-def one_row(
-    fmt, flat, dy, x, dx, gamma, sums, first, columns, mean, rstd, b, c, writing, adding
-):  # fmt: skip
+def one_row(fmt, flat, dy, x, dx, gamma, sums, first, columns, factors, writing, adding):
     """The second pass over one row, from some column on."""
     width = lanes(fmt)
-    vm, vs, vb, vc = splat(fmt, mean), splat(fmt, rstd), splat(fmt, b), splat(fmt, c)
+    vm, vs = factor(fmt, factors, 0, 0), factor(fmt, factors, 0, 1)
+    vb, vc = factor(fmt, factors, 0, 2), factor(fmt, factors, 0, 3)
     sums_xhat = sums + columns * size_of(flat)
     column = first
     while column < columns:
@@ -212,6 +222,9 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
     x_step = params[slots.X + slots.BY_OUTER]
     dx_step = params[slots.DX + slots.BY_OUTER]
     streaming = params[slots.STREAM_DX] != 0
+    inverse = 1.0 / count(params, workspace)
+    factors = workspace + params[slots.AT_COEFFICIENTS]
+    factors += index * 4 * _FACTORS
     first = index * params[slots.PER_TASK]
     for block in range(first, min(first + params[slots.PER_TASK], params[slots.BLOCKS])):
         row = block * params[slots.BLOCK]
@@ -244,65 +257,31 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
                 )
                 row = end
         while row < end:
-            if end - row >= 4:
-                m0, s0, b0, c0 = row_factors(
-                    fmt, flat, params, addresses, workspace, dy, x, gamma, row
-                )
-                m1, s1, b1, c1 = row_factors(
-                    fmt,
-                    flat,
-                    params,
-                    addresses,
-                    workspace,
-                    dy + dy_step,
-                    x + x_step,
-                    gamma,
-                    row + 1,
-                )
-                two, two_x = dy + 2 * dy_step, x + 2 * x_step
-                m2, s2, b2, c2 = row_factors(
-                    fmt, flat, params, addresses, workspace, two, two_x, gamma, row + 2
-                )
-                three, three_x = two + dy_step, two_x + x_step
-                m3, s3, b3, c3 = row_factors(
-                    fmt, flat, params, addresses, workspace, three, three_x, gamma, row + 3
-                )
-                done = four_rows(
-                    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns,
-                    m0, m1, m2, m3, s0, s1, s2, s3, b0, b1, b2, b3, c0, c1, c2, c3,
+            some = 4 if end - row >= 4 else 1
+            for one in range(some):
+                here, here_x = dy + one * dy_step, x + one * x_step
+                at = factors + one * _FACTORS
+                row_factors(
+                    fmt, flat, params, addresses, workspace, here, here_x, gamma, row + one,
+                    inverse, at,
+                )  # fmt: skip
+            column = 0
+            if some == 4:
+                column = four_rows(
+                    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns, factors,
                     writing, adding, aligned,
                 )  # fmt: skip
-                if done < columns:
+            for one in range(some):
+                if column < columns:
+                    here, here_x = dy + one * dy_step, x + one * x_step
                     one_row(
-                        fmt, flat, dy, x, dx, gamma, sums, done, columns,
-                        m0, s0, b0, c0, writing, adding,
+                        fmt, flat, here, here_x, dx + one * dx_step, gamma, sums, column, columns,
+                        factors + one * _FACTORS, writing, adding,
                     )  # fmt: skip
-                    one_row(
-                        fmt, flat, dy + dy_step, x + x_step, dx + dx_step, gamma, sums, done,
-                        columns, m1, s1, b1, c1, writing, adding,
-                    )  # fmt: skip
-                    one_row(
-                        fmt, flat, dy + 2 * dy_step, x + 2 * x_step, dx + 2 * dx_step, gamma, sums,
-                        done, columns, m2, s2, b2, c2, writing, adding,
-                    )  # fmt: skip
-                    one_row(
-                        fmt, flat, dy + 3 * dy_step, x + 3 * x_step, dx + 3 * dx_step, gamma, sums,
-                        done, columns, m3, s3, b3, c3, writing, adding,
-                    )  # fmt: skip
-                step = 4
-            else:
-                m0, s0, b0, c0 = row_factors(
-                    fmt, flat, params, addresses, workspace, dy, x, gamma, row
-                )
-                one_row(
-                    fmt, flat, dy, x, dx, gamma, sums, 0, columns,
-                    m0, s0, b0, c0, writing, adding,
-                )  # fmt: skip
-                step = 1
-            row += step
-            dy += step * dy_step
-            x += step * x_step
-            dx += step * dx_step
+            dy += some * dy_step
+            x += some * x_step
+            dx += some * dx_step
+            row += some
     if streaming:
         fence()
     return 0
