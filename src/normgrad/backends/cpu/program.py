@@ -26,6 +26,7 @@ JOINED_COLUMNS = 256
 # Past this size of x, dy and dx together the results will not be found in a cache anyway.
 STREAM_BYTES = 12 << 20
 STREAM_SEGMENT = 1024
+LAST_CACHE = 32 << 20
 # Four rows are summed side by side where they are narrow, or all of x and dy fits a cache.
 NARROW_BYTES = 256
 NEAR_BYTES = 4 << 20
@@ -240,6 +241,9 @@ class Program:
         elements = segments * geometry.inner
         params[slots.SLABS] = slabs
         params[slots.SEGMENTS] = segments
+        # What was just summed is near, all of it in the last cache at least.
+        beyond = 2 * geometry.size * self.format.itemsize > LAST_CACHE
+        params[slots.FAR] = int(not needs.sum_dy or (beyond and slabs < FEW_SLABS))
         self._stream(geometry.inner)
         if by_row:
             params[slots.AT_SUMS] = self.reserve(2 * geometry.outer * geometry.parameters * 8)

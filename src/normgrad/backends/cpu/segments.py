@@ -153,7 +153,7 @@ def sums_of_dy(fmt, dy, dy_step, segments, length):
 
 @jit.inner
 def gradients(
-    fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, a, b, c, streaming, ahead
+    fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, a, b, c, streaming, far
 ):
     """``dx = a * dy + b * (x - mean) + c`` over segments at an even distance."""
     width = lanes(fmt)
@@ -185,11 +185,12 @@ def gradients(
             r1 = fma(va, d1, fma(vb, t1 - centre, vc))
             if streaming:
                 stream_pair(fmt, to, r0, r1)
-                prefetch(at + ahead)
-                prefetch(at_x + ahead)
-                if size_of(fmt) > 2:
-                    prefetch(at + ahead + step)
-                    prefetch(at_x + ahead + step)
+                if far:
+                    prefetch(at + FAR)
+                    prefetch(at_x + FAR)
+                    if size_of(fmt) > 2:
+                        prefetch(at + FAR + step)
+                        prefetch(at_x + FAR + step)
             else:
                 store_pair(fmt, to, r0, r1)
             at += 2 * step

@@ -14,7 +14,7 @@ from normgrad.backends.cpu.scalar import (
     put,
     slope_and_offset,
 )
-from normgrad.backends.cpu.segments import FAR, gradients, part_gradients, scaled, sums, sums_of_dy
+from normgrad.backends.cpu.segments import gradients, part_gradients, scaled, sums, sums_of_dy
 from normgrad.backends.cpu.vector import (
     fence,
     fma,
@@ -116,11 +116,10 @@ def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b,
     dx += last * dx_step
     if params[slots.CORRECTION]:
         streaming = params[slots.STREAM_DX] != 0
-        # A slab that was just summed is near.
-        ahead = 0 if params[slots.SUM_DY] and not params[slots.PIECES] else FAR
+        far = params[slots.FAR] != 0
         gradients(
             fmt, dy, x, dx, -dy_step, -x_step, -dx_step, segments, length, mean, a, b, c,
-            streaming, ahead,
+            streaming, far,
         )  # fmt: skip
     else:
         scaled(fmt, dy, dx, -dy_step, -dx_step, segments, length, a)

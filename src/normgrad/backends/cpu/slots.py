@@ -73,7 +73,7 @@ SIDE_BY_SIDE: Final = 88  # four of them are summed at a time; 2: and written
 FOLDED: Final = 89  # rows of few channels that are taken as one
 WIDTH: Final = 90  # columns of such a row: FOLDED * COLUMNS
 
-FAR: Final = 92  # the next four of them are asked for while four are summed
+FAR: Final = 92  # lines are asked for ahead: channels first in writing, last in adding four
 
 # Slabs of group norm.
 DENSE: Final = 91  # segments follow each other without gaps in x, dy and dx, and dx is streamed
