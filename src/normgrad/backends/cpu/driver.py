@@ -5,7 +5,7 @@ only for tasks that another has begun. A thread that comes late, even after the 
 finds everything taken and touches nothing else. Without ``sync`` the calling thread does it all.
 """
 
-from normgrad.backends.cpu import slots
+from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.vector import add_atomic, call_task, pause
 
 # Two counters for each phase, a cache line apart from the next phase's.
@@ -17,6 +17,12 @@ LOOKS = 64
 
 def drive(params, addresses, workspace, sync):
     """All phases, each after the one before it. Returns 0."""
+    return share(params, addresses, workspace, sync, 0)
+
+
+@jit.inner
+def share(params, addresses, workspace, sync, patience):
+    """`drive`; with some patience who looks so often for others to end a phase leaves."""
     status = 0
     for phase in range(params[slots.PHASES]):
         at = slots.TABLE + phase * slots.PER_PHASE
@@ -37,5 +43,7 @@ def drive(params, addresses, workspace, sync):
         looks = 0
         while add_atomic(done, 0) < tasks:
             looks += 1
-            pause(looks > LOOKS)
+            if looks == patience:
+                return status
+            pause(patience == 0 and looks > LOOKS)
     return status

@@ -5,7 +5,7 @@ back what no helper has begun: nobody waits for a thread that is not running. Th
 helper began 14 to 18 us after the call (two turns at the interpreter lock), so it takes about 3.
 """
 
-from normgrad.backends.cpu import driver, jit
+from normgrad.backends.cpu import driver
 from normgrad.backends.cpu.sharing import (
     add_atomic,
     at_address,
@@ -25,7 +25,10 @@ _STATE, _PARAMS, _ADDRESSES, _WORKSPACE, _SYNC = range(5)
 # Added to four times a number that every job raises: nobody mistakes a later job for an earlier.
 _FREE, _FILLING, _READY, _TAKEN = range(4)
 
-_drive = jit.inner(driver.drive)
+# How often a helper looks for the end of a phase before it leaves, about 100 us. It never gives its
+# core away in between: on a busy machine it would get it back milliseconds later, and the caller
+# cannot return while a helper is with its job.
+_PATIENCE = 4096
 
 
 def lead(params, addresses, workspace, sync, boxes, count, helpers):
@@ -44,7 +47,7 @@ def lead(params, addresses, workspace, sync, boxes, count, helpers):
             unlock(address + LOCK_AT)
             wake(address + SIGNAL_AT)
             helpers -= 1
-    status = _drive(at_address(params), at_address(addresses), workspace, sync)
+    status = driver.share(at_address(params), at_address(addresses), workspace, sync, 0)
     for index in range(count):
         address = boxes + index * BOX_BYTES
         box = at_address(address)
@@ -71,8 +74,7 @@ def attend(address):
         unlock(address + LOCK_AT)
         state = add_atomic(address, 0)
         if state % 4 == _READY and replace_atomic(address, state, state + _TAKEN - _READY):
-            _drive(
-                at_address(box[_PARAMS]), at_address(box[_ADDRESSES]), box[_WORKSPACE], box[_SYNC]
-            )
+            params, addresses = at_address(box[_PARAMS]), at_address(box[_ADDRESSES])
+            driver.share(params, addresses, box[_WORKSPACE], box[_SYNC], _PATIENCE)
             add_atomic(address, 4 - _TAKEN)
     return 0
