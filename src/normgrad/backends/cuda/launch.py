@@ -120,6 +120,7 @@ def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
     options: dict[str, Any] = {
         "num_warps": step.warps,
         "launch_cooperative_grid": step.cooperative,
+        "launch_pdl": step.early,
     }
     if step.registers:
         options["maxnreg"] = step.registers

@@ -37,11 +37,13 @@ class Launch:
     warps: int = 4
     registers: int | None = None  # per thread, at most
     cooperative: bool = False  # all blocks must be resident: they wait for each other
+    early: bool = False  # may start before the launch before it ends: its kernel waits for that
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={value}" for name, value in self.constants)
         limit = f", {self.registers} registers" if self.registers else ""
         mode = ", cooperative" if self.cooperative else ""
+        mode += ", early" if self.early else ""
         blocks = "x".join(str(size) for size in self.grid)
         return f"{self.kernel}[{blocks}] {self.warps} warps{limit}{mode} ({sizes})"
 

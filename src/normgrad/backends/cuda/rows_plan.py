@@ -119,9 +119,10 @@ def _whole_rows(
         "AGAIN": again,
         "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
         "KEEP": width <= _LONGEST,
+        "EARLY": wants and device.capability >= 90,
     }
     builder.launch("rows.layer_rows", (programs,), arguments, constants, warps=warps)
-    _finish(builder, partials, programs, cols)
+    finish_rows(builder, partials, programs, cols, device.capability >= 90)
     return programs
 
 
@@ -132,12 +133,21 @@ def _stages(device: Device, elements: int, itemsize: int) -> int:
     return 3 if 2 * needed <= room else 2 if needed <= room else 1
 
 
-def _finish(builder: Builder, partials: Ref | None, programs: int, cols: int) -> None:
+def finish_rows(
+    builder: Builder,
+    partials: Ref | None,
+    programs: int,
+    cols: int,
+    early: bool,
+    tile: tuple[int, int, int] = (128, 16, 4),
+) -> None:
+    """Join the partial sums of the parameters."""
     if partials is None:
         return
+    down, width, warps = tile
     builder.launch(
         "sums.finish_rows",
-        (ceil_div(cols, 16),),
+        (ceil_div(cols, width),),
         {
             "partials": partials,
             "dgamma": builder.result("dgamma"),
@@ -145,7 +155,15 @@ def _finish(builder: Builder, partials: Ref | None, programs: int, cols: int) ->
             "programs": programs,
             "cols": cols,
         },
-        {"PROGRAMS": 128, "COLS": 16, "COMPUTE": builder.compute},
+        {
+            "PROGRAMS": down,
+            "TIMES": ceil_div(programs, down),
+            "COLS": width,
+            "EARLY": early,
+            "COMPUTE": builder.compute,
+        },
+        warps=warps,
+        early=early,
     )
 
 
@@ -209,4 +227,4 @@ def _long_rows(
             "COMPUTE": builder.compute,
         },
     )
-    _finish(builder, partials, programs, cols)
+    finish_rows(builder, partials, programs, cols, False)

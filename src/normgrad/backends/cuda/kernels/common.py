@@ -9,6 +9,7 @@ import os
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # The interpreter runs blocks one after another and knows neither PTX nor sums of pairs.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
@@ -53,27 +54,34 @@ def publish(pointers, words, mask):
 
 
 @triton.constexpr_function
-def _polling(count):
-    """PTX that reads ``count`` words until all are there; an address of 0 stands for a word of 0."""
+def _polling(count, seen):
+    """PTX that reads ``count`` words until all are there; an address of 0 stands for a word of 0.
+
+    Where the words were looked at before (``seen``), it reads those again that were not there.
+    """
     lines = ["{", ".reg .pred missing;", f".reg .pred wanted<{count}>;"]
     for word in range(count):
-        lines += [f"mov.u64 ${word}, 0;", f"setp.ne.u64 wanted{word}, ${count + word}, 0;"]
+        before = f"${2 * count + word}" if seen else "0"
+        lines += [f"mov.u64 ${word}, {before};", f"setp.ne.u64 wanted{word}, ${count + word}, 0;"]
+    test = []
+    for word in range(count):
+        either = (".or", ", missing") if word else ("", "")
+        test.append(f"setp.eq{either[0]}.u64 missing, ${word}, 0xFFFFFFFFFFFFFFFF{either[1]};")
+    if seen:
+        lines += [*test, "@!missing bra done;"]
     lines.append("again:")
     for word in range(count):
         lines.append(f"@wanted{word} ld.relaxed.gpu.global.u64 ${word}, [${count + word}];")
-    for word in range(count):
-        either = (".or", ", missing") if word else ("", "")
-        lines.append(f"setp.eq{either[0]}.u64 missing, ${word}, 0xFFFFFFFFFFFFFFFF{either[1]};")
-    return "\n".join([*lines, "@missing bra again;", "}"])
+    return "\n".join([*lines, *test, "@missing bra again;", "done:", "}"])
 
 
 @triton.constexpr_function
-def _operands(count):
-    return ",".join(["=&l"] * count + ["l"] * count)
+def _operands(count, seen):
+    return ",".join(["=&l"] * count + ["l"] * (2 * count if seen else count))
 
 
 @triton.jit
-def await_words(pointers, wanted, EACH: tl.constexpr):
+def await_words(pointers, wanted, EACH: tl.constexpr, seen=None):
     """The words at ``pointers`` once each has been published; 0 where not wanted.
 
     A thread polls its EACH words together: one after another, each would cost a trip to the L2
@@ -82,14 +90,41 @@ def await_words(pointers, wanted, EACH: tl.constexpr):
     """
     if INTERPRETED:
         words = tl.load(pointers, mask=wanted, other=0)
-    else:
+    elif seen is None:
         words = tl.inline_asm_elementwise(
-            _polling(EACH),
-            _operands(EACH),
+            _polling(EACH, False),
+            _operands(EACH, False),
             [tl.where(wanted, pointers.to(tl.uint64), 0)],
             dtype=tl.uint64,
             is_pure=False,
             pack=EACH,
+        )
+    else:
+        words = tl.inline_asm_elementwise(
+            _polling(EACH, True),
+            _operands(EACH, True),
+            [tl.where(wanted, pointers.to(tl.uint64), 0), seen],
+            dtype=tl.uint64,
+            is_pure=False,
+            pack=EACH,
+        )
+    return words
+
+
+@triton.jit
+def look_at_words(pointers, wanted):
+    """The words as they are now, without waiting; 0 where not wanted."""
+    if INTERPRETED:
+        words = tl.load(pointers, mask=wanted, other=0)
+    else:
+        words = tl.inline_asm_elementwise(
+            "{ .reg .pred wanted; mov.u64 $0, 0; setp.ne.u64 wanted, $1, 0; "
+            "@wanted ld.relaxed.gpu.global.u64 $0, [$1]; }",
+            "=&l,l",
+            [tl.where(wanted, pointers.to(tl.uint64), 0)],
+            dtype=tl.uint64,
+            is_pure=False,
+            pack=1,
         )
     return words
 
@@ -140,3 +175,17 @@ def store_as(pointer, offsets, values, mask):
     """Round once into the pointer's own type; nothing where there is no pointer."""
     if pointer is not None:
         tl.store(pointer + offsets, values.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def release_next():
+    """Let the launch after this one start early, if it is one that waits for its data itself."""
+    if not INTERPRETED:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def await_previous():
+    """Wait for the launch before this one to end."""
+    if not INTERPRETED:
+        gdc_wait()

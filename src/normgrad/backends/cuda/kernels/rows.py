@@ -5,6 +5,7 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
     load_or,
+    release_next,
     sum_pairs,
 )
 
@@ -33,8 +34,11 @@ def layer_rows(
     AGAIN: tl.constexpr,  # read the row again for the gradient: it is still in the L2 cache
     FOLD: tl.constexpr,  # a thread holds all rows of its columns: add them up at once
     KEEP: tl.constexpr,  # hold gamma in registers
+    EARLY: tl.constexpr,  # the launch that joins the sums may start before this one ends
 ):
     """Rows ``ROWS * program``, then every ``ROWS * programs`` further."""
+    if EARLY:
+        release_next()
     length = cols * ALIGN
     program = tl.program_id(0)
     column = tl.arange(0, CHUNK)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
+    await_previous,
     load_or,
     load_rstd,
     store_as,
@@ -250,16 +251,20 @@ def finish_rows(
     programs,
     cols,
     PROGRAMS: tl.constexpr,
+    TIMES: tl.constexpr,
     COLS: tl.constexpr,
+    EARLY: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     """Layer norm: join the programs' parameter gradients in fixed order."""
+    if EARLY:
+        await_previous()
     column = tl.program_id(0) * COLS + tl.arange(0, COLS)
     ok = column < cols
     s1 = tl.zeros([PROGRAMS, COLS], COMPUTE)
     s2 = tl.zeros([PROGRAMS, COLS], COMPUTE)
-    for first in range(0, programs, PROGRAMS):
-        program = first + tl.arange(0, PROGRAMS)
+    for time in tl.static_range(TIMES):  # all loads are on their way at once
+        program = time * PROGRAMS + tl.arange(0, PROGRAMS)
         mask = (program < programs)[:, None] & ok[None, :]
         at = partials + program.to(tl.int64)[:, None] * 2 * cols + column[None, :]
         s1 += tl.load(at, mask=mask, other=0.0)

@@ -1,0 +1,48 @@
+"""Compile variants offline: registers, spills, shared memory, instruction counts."""
+import collections, os, re, subprocess, sys, tempfile, itertools
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from normgrad.backends.cuda.kernels.ring import layer_ring
+
+def info(k):
+    f = tempfile.NamedTemporaryFile(suffix=".cubin", delete=False); f.write(k.asm["cubin"]); f.close()
+    base = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin")
+    out = subprocess.run([base + "/cuobjdump", "-res-usage", f.name], capture_output=True, text=True).stdout
+    m = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", out)
+    s = subprocess.run([base + "/cuobjdump", "-sass", f.name], capture_output=True, text=True).stdout
+    os.unlink(f.name)
+    c = collections.Counter(re.findall(r"\b(LDG\S*|STG\S*|LDL\S*|STL\S*|BAR\S*|LDGSTS\S*|LDS\S*|STS\S*|SHFL\S*)", s))
+    n = len(re.findall(r"/\*[0-9a-f]{4,}\*/  ", s))
+    return int(m.group(1)), int(m.group(2)), k.metadata.shared, n, dict(c), s
+
+def comp(dt="bf16", solo=True, nregs=None, gamma="fp32", wants=True, rows=1, cols=2048, chunks=2, ring=6, lag=0, lanes=32, across=8, warps=8, even=True, sass=None, cap=90, TEAM=32):
+    v = 8 if dt != "fp32" else 4
+    sig = dict.fromkeys(("dy", "x", "dx"), "*" + dt) | dict.fromkeys(("mean", "rstd"), "*fp32") | {"gamma": "*" + gamma}
+    sig |= dict.fromkeys("rows cols width team teams dy_row x_row dx_row".split(), "i32")
+    consts = dict(ROWS=rows, COLS=cols, CHUNKS=chunks, RING=ring, LAG=lag, LANES=lanes, ACROSS=across, VECTOR=v, WARPS=warps,
+                  TEAM=TEAM, SOLO=solo, EVEN=even, ALIGN=v, EARLY=cap>=90, LATE=False, PHASE=0)
+    if wants: sig["partials"] = "*fp32"
+    else: consts["partials"] = None
+    if solo: consts["words"] = None
+    else: sig["words"] = "*u64"
+    names = layer_ring.arg_names
+    attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in sig if sig[n][0] == "*"}
+    src = GluonASTSource(layer_ring, {n: sig.get(n, "constexpr") for n in names}, consts, attrs)
+    opts = dict(num_warps=warps, launch_cooperative_grid=not solo)
+    if nregs: opts["maxnreg"] = nregs
+    k = triton.compile(src, target=GPUTarget("cuda", cap, 32), options=opts)
+    r, st, sm, n, c, s = info(k)
+    print(dt, "solo" if solo else f"lag{lag}", f"{rows}x{cols}x{chunks} ring{ring} W{warps}a{across} l{lanes} even{int(even)}", "->", f"regs {r} stack {st} smem {sm} instr {n}", c, flush=True)
+    if sass: open(sass, "w").write(s)
+    return k
+
+if __name__ == "__main__":
+    comp(solo=False, lag=2, sass="/tmp/b.sass")
+    comp(solo=False, lag=2, nregs=128)
+    comp(solo=False, lag=2, TEAM=256)
+    comp(solo=False, lag=2, rows=2, ring=3)
+    comp(solo=False, lag=1, ring=3, dt="fp32", cols=1024, chunks=4, nregs=128)
+    comp(solo=False, lag=1, ring=3, dt="fp32", cols=4096, chunks=1)
+    comp(solo=False, lag=1, ring=3, dt="fp32", cols=2048, chunks=1)
+    comp(solo=False, lag=1, ring=3, cols=2048, chunks=1)
