@@ -21,7 +21,7 @@ def comp(dt="bf16", solo=True, nregs=None, gamma="fp32", wants=True, rows=1, col
     sig = dict.fromkeys(("dy", "x", "dx"), "*" + dt) | dict.fromkeys(("mean", "rstd"), "*fp32") | {"gamma": "*" + gamma}
     sig |= dict.fromkeys("rows cols width team teams dy_row x_row dx_row".split(), "i32")
     consts = dict(ROWS=rows, COLS=cols, CHUNKS=chunks, RING=ring, LAG=lag, LANES=lanes, ACROSS=across, VECTOR=v, WARPS=warps,
-                  TEAM=TEAM, SOLO=solo, EVEN=even, ALIGN=v, EARLY=cap>=90, LATE=False, PHASE=0)
+                  TEAM=TEAM, SOLO=solo, EVEN=even, ALIGN=v, EARLY=cap>=90, LATE=False, HINT='', PHASE=0)
     if wants: sig["partials"] = "*fp32"
     else: consts["partials"] = None
     if solo: consts["words"] = None

@@ -10,6 +10,9 @@ from normgrad.cli.plan import spec_of
 from normgrad.geometry import geometry_of
 from normgrad.spec import ROLES, Op
 
+import functools
+from normgrad.backends.cuda import launch as _launch
+_launch._prepare = functools.cache(_launch._prepare)  # many programs share steps
 DT = {"bf16": "bfloat16", "f32": "float32"}
 
 def request(shape, dt):

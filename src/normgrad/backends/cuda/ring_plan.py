@@ -36,6 +36,7 @@ class Ring:
     team: int = 0
     early: bool = True
     late: bool = False
+    hint: str = ""
 
 
 def ring_rows(
@@ -63,7 +64,12 @@ def ring_rows(
     words = None if solo else builder.scratch(rows * team, "uint64")
     if words is not None:
         if ring.late:
-            builder.launch("ring.fill_words", (ceil_div(rows * team, 1024),), {"words": words, "count": rows * team}, {"BLOCK": 1024})
+            builder.launch(
+                "ring.fill_words",
+                (ceil_div(rows * team, 1024),),
+                {"words": words, "count": rows * team},
+                {"BLOCK": 1024},
+            )
         else:
             builder.fill(words, rows * team, 0xFF)
     partials = builder.scratch(2 * teams * cols, "float32") if wants else None
@@ -102,6 +108,7 @@ def ring_rows(
         "EVEN": cols == team * ring.cols * ring.chunks,
         "ALIGN": align,
         "EARLY": early,
+        "HINT": ring.hint,
         "LATE": ring.late and not solo,
         "PHASE": 0,
     }

@@ -79,6 +79,7 @@ def _write(
     CHUNKS: tl.constexpr,
     ALIGN: tl.constexpr,
     EVEN: tl.constexpr,
+    HINT: tl.constexpr,
 ):
     """The gradient of some rows, from their sums of g and g * (x - mean)."""
     offset = (t1 / length)[:, None]
@@ -91,7 +92,9 @@ def _write(
             mask = ok
         g = dys[chunk].to(tl.float32) * weights[chunk]
         result = (g - offset - (xs[chunk].to(tl.float32) - mu) * slope) * rs
-        gl.store(start + chunk * COLS, result.to(dx.dtype.element_ty), mask=mask)
+        gl.store(
+            start + chunk * COLS, result.to(dx.dtype.element_ty), mask=mask, cache_modifier=HINT
+        )
 
 
 @jit
@@ -126,6 +129,7 @@ def layer_ring(
     EVEN: tl.constexpr,  # the tiles cover the columns exactly
     ALIGN: tl.constexpr,
     EARLY: tl.constexpr,  # the launch that joins the sums may start before this one ends
+    HINT: tl.constexpr,
     LATE: tl.constexpr,  # this launch may have started before the words were filled
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only, 3: all of SOLO
 ):
@@ -254,6 +258,7 @@ def layer_ring(
                     CHUNKS,
                     ALIGN,
                     EVEN,
+                    HINT,
                 )
         elif step >= LAG:
             slot_b = (step - LAG) % RING
@@ -293,6 +298,7 @@ def layer_ring(
                     CHUNKS,
                     ALIGN,
                     EVEN,
+                    HINT,
                 )
     async_copy.wait_group(0)
     if partials is not None and PHASE != 2:
