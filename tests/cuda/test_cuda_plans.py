@@ -1,5 +1,6 @@
 """Kernel plans as pure functions: no GPU, no Triton."""
 
+import itertools
 import subprocess
 import sys
 
@@ -81,19 +82,50 @@ def test_slabs_are_covered(known):
                 continue
             given, sizes = dict(step.arguments), dict(step.constants)
             seen += 1
-            assert given["share"] <= sizes["ROWS"], name
+            assert given["share"] <= sizes["ROWS"] * sizes["CHUNKS"], name
+            assert sizes["DEPTH"] >= sizes["CHUNKS"], name
             assert given["team"] * given["share"] >= given["rows"], name
             assert given["teams"] <= given["slabs"], name
             # Each piece of a plane that is a row, with what is left over in the last.
-            assert given["pieces"] * sizes["COLS"] >= given["run"] * sizes["ALIGN"], name
+            assert given["pieces"] * given["piece"] >= given["run"], name
+            assert given["piece"] * sizes["ALIGN"] <= sizes["COLS"], name
             assert sizes["TEAM"] >= given["team"], name
+            assert sizes["TEAM"] * sizes["CHANNEL_TILE"] >= 32 * step.warps, name
             if step.cooperative:
-                fill = program.steps[program.steps.index(step) - 1]
-                assert isinstance(fill, Fill)
-                assert fill.target == given["words"]
-                assert fill.nbytes == 8 * given["slabs"] * given["team"] * sizes["CHANNEL_TILE"]
-                assert fill.value == 0xFF  # no sum has these bits
+                words = given["slabs"] * given["team"] * sizes["CHANNEL_TILE"]
+                before = program.steps[program.steps.index(step) - 1]
+                if isinstance(before, Fill):
+                    assert (before.target, before.nbytes) == (given["words"], 8 * words), name
+                    assert before.value == 0xFF, name  # no sum has these bits
+                else:
+                    assert before.kernel == "copy.clear_words", name
+                    assert dict(before.arguments) == {"words": given["words"], "count": words}
     assert seen > 5
+
+
+def test_a_launch_starts_early_only_behind_what_it_may_overtake(known):
+    """What comes before must write nothing that is read before the wait: words, or all of it."""
+    device, found = known
+    early = 0
+    for name, program in found.items():
+        for before, step in itertools.pairwise(program.steps):
+            if getattr(step, "early", False):
+                early += 1
+                assert device.capability >= 90, name
+                overtaken = step.kernel.partition(".")[0] == "sums"  # waits before it reads
+                assert overtaken or before.kernel == "copy.clear_words", name
+        assert not getattr(program.steps[0], "early", False), name
+    assert bool(early) == (device.capability >= 90)
+
+
+def test_programs_for_any_address_need_no_asynchronous_copies(known):
+    _, found = known
+    for name, program in found.items():
+        resident = "planes.plane_slabs" in [step.kernel for step in launches(program)]
+        assert resident == (program.unaligned is not None), name
+        if program.unaligned is not None:
+            assert program.unaligned.workspace_bytes <= program.workspace_bytes, name
+            assert all("slabs" not in step.kernel for step in launches(program.unaligned)), name
 
 
 def test_grids_are_what_cuda_takes(known):

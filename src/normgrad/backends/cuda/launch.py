@@ -42,6 +42,8 @@ def run_program(program: Program, index: int, bases: Sequence[int], stream: int)
     for address in bases:
         bits |= address
     aligned = not bits & 15
+    if program.unaligned is not None and not aligned:
+        program = program.unaligned
     key = (index, aligned)
     prepared = program.prepared.get(key)
     if prepared is None:
@@ -104,6 +106,7 @@ def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     kernel = kernel_of(step.kernel)
     double = dict(step.constants).get("COMPUTE") == "float64"
@@ -124,10 +127,8 @@ def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
     }
     if step.registers:
         options["maxnreg"] = step.registers
-    make = ASTSource
-    if kernel.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource as make
-    source = make(kernel, signature, constants_of(step), attributes)
+    form = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = form(kernel, signature, constants_of(step), attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 

@@ -119,10 +119,10 @@ def _whole_rows(
         "AGAIN": again,
         "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
         "KEEP": width <= _LONGEST,
-        "EARLY": wants and device.capability >= 90,
+        "EARLY": wants and device.starts_early,
     }
     builder.launch("rows.layer_rows", (programs,), arguments, constants, warps=warps)
-    finish_rows(builder, partials, programs, cols, device.capability >= 90)
+    finish_rows(builder, partials, programs, cols, device.starts_early)
     return programs
 
 

@@ -1,5 +1,6 @@
 """Which kernels compute a request, with which tiles."""
 
+import dataclasses
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
@@ -18,6 +19,18 @@ _MOST_COUNTS = 1024  # counts of ranks that every block adds up itself
 
 def make_program(spec: Spec, geometry: Geometry, compute: str, device: Device) -> Program:
     """The kernel plan: a pure function of its arguments."""
+    program = _make(spec, geometry, compute, device, resident=True)
+    if not program.strategy.startswith("resident"):
+        return program
+    # Asynchronous copies take 4 bytes at the least, at addresses that are multiples of that.
+    other = _make(spec, geometry, compute, device, resident=False)
+    nbytes = max(program.workspace_bytes, other.workspace_bytes)
+    return dataclasses.replace(program, workspace_bytes=nbytes, unaligned=other)
+
+
+def _make(
+    spec: Spec, geometry: Geometry, compute: str, device: Device, *, resident: bool
+) -> Program:
     builder = Builder(spec, compute)
     if geometry.size == 0:
         return _zeros(builder)
@@ -26,7 +39,7 @@ def make_program(spec: Spec, geometry: Geometry, compute: str, device: Device) -
     layout = lay_out(builder, geometry)
     sums_wanted = any(role != "dx" for role in spec.wanted)
     corrected = spec.op is not Op.BATCH_NORM_ELEMT and spec.training
-    resident = spec.dx is not None and corrected and layout.family == "planes"
+    resident = resident and spec.dx is not None and corrected and layout.family == "planes"
     if resident and resident_planes(builder, geometry, layout, device):
         return builder.finish("resident planes")
     name = "elements"

@@ -54,34 +54,27 @@ def publish(pointers, words, mask):
 
 
 @triton.constexpr_function
-def _polling(count, seen):
-    """PTX that reads ``count`` words until all are there; an address of 0 stands for a word of 0.
-
-    Where the words were looked at before (``seen``), it reads those again that were not there.
-    """
+def _polling(count):
+    """PTX that reads ``count`` words until all are there; at the address 0 lies a 0."""
     lines = ["{", ".reg .pred missing;", f".reg .pred wanted<{count}>;"]
     for word in range(count):
-        before = f"${2 * count + word}" if seen else "0"
-        lines += [f"mov.u64 ${word}, {before};", f"setp.ne.u64 wanted{word}, ${count + word}, 0;"]
-    test = []
-    for word in range(count):
-        either = (".or", ", missing") if word else ("", "")
-        test.append(f"setp.eq{either[0]}.u64 missing, ${word}, 0xFFFFFFFFFFFFFFFF{either[1]};")
-    if seen:
-        lines += [*test, "@!missing bra done;"]
+        lines += [f"mov.u64 ${word}, 0;", f"setp.ne.u64 wanted{word}, ${count + word}, 0;"]
     lines.append("again:")
     for word in range(count):
         lines.append(f"@wanted{word} ld.relaxed.gpu.global.u64 ${word}, [${count + word}];")
-    return "\n".join([*lines, *test, "@missing bra again;", "done:", "}"])
+    for word in range(count):
+        either = (".or", ", missing") if word else ("", "")
+        lines.append(f"setp.eq{either[0]}.u64 missing, ${word}, 0xFFFFFFFFFFFFFFFF{either[1]};")
+    return "\n".join([*lines, "@missing bra again;", "}"])
 
 
 @triton.constexpr_function
-def _operands(count, seen):
-    return ",".join(["=&l"] * count + ["l"] * (2 * count if seen else count))
+def _operands(count):
+    return ",".join(["=&l"] * count + ["l"] * count)
 
 
 @triton.jit
-def await_words(pointers, wanted, EACH: tl.constexpr, seen=None):
+def await_words(pointers, wanted, EACH: tl.constexpr):
     """The words at ``pointers`` once each has been published; 0 where not wanted.
 
     A thread polls its EACH words together: one after another, each would cost a trip to the L2
@@ -90,20 +83,11 @@ def await_words(pointers, wanted, EACH: tl.constexpr, seen=None):
     """
     if INTERPRETED:
         words = tl.load(pointers, mask=wanted, other=0)
-    elif seen is None:
-        words = tl.inline_asm_elementwise(
-            _polling(EACH, False),
-            _operands(EACH, False),
-            [tl.where(wanted, pointers.to(tl.uint64), 0)],
-            dtype=tl.uint64,
-            is_pure=False,
-            pack=EACH,
-        )
     else:
         words = tl.inline_asm_elementwise(
-            _polling(EACH, True),
-            _operands(EACH, True),
-            [tl.where(wanted, pointers.to(tl.uint64), 0), seen],
+            _polling(EACH),
+            _operands(EACH),
+            [tl.where(wanted, pointers.to(tl.uint64), 0)],
             dtype=tl.uint64,
             is_pure=False,
             pack=EACH,
@@ -112,40 +96,34 @@ def await_words(pointers, wanted, EACH: tl.constexpr, seen=None):
 
 
 @triton.jit
-def look_at_words(pointers, wanted):
-    """The words as they are now, without waiting; 0 where not wanted."""
-    if INTERPRETED:
-        words = tl.load(pointers, mask=wanted, other=0)
-    else:
-        words = tl.inline_asm_elementwise(
-            "{ .reg .pred wanted; mov.u64 $0, 0; setp.ne.u64 wanted, $1, 0; "
-            "@wanted ld.relaxed.gpu.global.u64 $0, [$1]; }",
-            "=&l,l",
-            [tl.where(wanted, pointers.to(tl.uint64), 0)],
-            dtype=tl.uint64,
-            is_pure=False,
-            pack=1,
-        )
-    return words
+def let_next_start():
+    """The next launch may start, if it was planned to: it waits where it needs what we write."""
+    if not INTERPRETED:
+        gdc_launch_dependents()
 
 
 @triton.jit
-def keep_narrow(tile, zero):
-    """The same 16-bit tile, so that its wide form is not kept in registers across a wait.
+def await_step_before(EARLY: tl.constexpr):
+    """The launch before is done and what it wrote is visible."""
+    if EARLY and not INTERPRETED:
+        gdc_wait()
 
-    The compiler would reuse the float32 values of the first pass: twice the registers, and 280
-    bytes of spills for each thread. It cannot know that ``zero`` is 0.
-    """
-    if not INTERPRETED and tile.dtype.primitive_bitwidth == 16:
-        tile = tl.inline_asm_elementwise(
-            "xor.b32 $0, $1, $2;",
-            "=r,r,r",
-            [tile, zero.to(tl.int16)],
-            dtype=tile.dtype,
+
+@triton.jit
+def widen(tile):
+    """The same in float32; bfloat16 by one instruction each, where the compiler takes two."""
+    if not INTERPRETED and tile.dtype == tl.bfloat16:
+        wide = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;",
+            "=r,=r,r",
+            [tile],
+            dtype=tl.float32,
             is_pure=True,
             pack=2,
         )
-    return tile
+    else:
+        wide = tile.to(tl.float32)
+    return wide
 
 
 @triton.jit
@@ -175,17 +153,3 @@ def store_as(pointer, offsets, values, mask):
     """Round once into the pointer's own type; nothing where there is no pointer."""
     if pointer is not None:
         tl.store(pointer + offsets, values.to(pointer.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def release_next():
-    """Let the launch after this one start early, if it is one that waits for its data itself."""
-    if not INTERPRETED:
-        gdc_launch_dependents()
-
-
-@triton.jit
-def await_previous():
-    """Wait for the launch before this one to end."""
-    if not INTERPRETED:
-        gdc_wait()

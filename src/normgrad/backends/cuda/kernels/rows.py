@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
+    let_next_start,
     load_or,
-    release_next,
     sum_pairs,
 )
 
@@ -34,11 +34,11 @@ def layer_rows(
     AGAIN: tl.constexpr,  # read the row again for the gradient: it is still in the L2 cache
     FOLD: tl.constexpr,  # a thread holds all rows of its columns: add them up at once
     KEEP: tl.constexpr,  # hold gamma in registers
-    EARLY: tl.constexpr,  # the launch that joins the sums may start before this one ends
+    EARLY: tl.constexpr,  # the launch that joins the sums may start before this one is done
 ):
     """Rows ``ROWS * program``, then every ``ROWS * programs`` further."""
     if EARLY:
-        release_next()
+        let_next_start()
     length = cols * ALIGN
     program = tl.program_id(0)
     column = tl.arange(0, CHUNK)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
-    await_previous,
+    await_step_before,
     load_or,
     load_rstd,
     store_as,
@@ -223,8 +223,10 @@ def finish_parameters(
     CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
     COMPUTE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Group norm: each channel's sums over all samples and their partials."""
+    await_step_before(EARLY)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     ok = channel < channels
     s1 = tl.zeros([CHANNELS, PARTS], COMPUTE)
@@ -253,12 +255,11 @@ def finish_rows(
     PROGRAMS: tl.constexpr,
     TIMES: tl.constexpr,
     COLS: tl.constexpr,
-    EARLY: tl.constexpr,
     COMPUTE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Layer norm: join the programs' parameter gradients in fixed order."""
-    if EARLY:
-        await_previous()
+    await_step_before(EARLY)
     column = tl.program_id(0) * COLS + tl.arange(0, COLS)
     ok = column < cols
     s1 = tl.zeros([PROGRAMS, COLS], COMPUTE)
