@@ -3,7 +3,7 @@ import collections, os, re, subprocess, sys, tempfile, itertools
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from normgrad.backends.cuda.kernels.ring import layer_ring
+
 
 def info(k):
     f = tempfile.NamedTemporaryFile(suffix=".cubin", delete=False); f.write(k.asm["cubin"]); f.close()
@@ -16,12 +16,15 @@ def info(k):
     n = len(re.findall(r"/\*[0-9a-f]{4,}\*/  ", s))
     return int(m.group(1)), int(m.group(2)), k.metadata.shared, n, dict(c), s
 
-def comp(dt="bf16", solo=True, nregs=None, gamma="fp32", wants=True, rows=1, cols=2048, chunks=2, ring=6, lag=0, lanes=32, across=8, warps=8, even=True, sass=None, cap=90, TEAM=32):
-    v = 8 if dt != "fp32" else 4
+def comp(dt="bf16", lag=0, nregs=None, gamma="fp32", rows=1, cols=2048, chunks=2, ring=6, warps=8, even=True, keep=True, sass=None, cap=90, wants=True, lanes=32, across=0, v=0):
+    from normgrad.backends.cuda.kernels.ring import layer_ring
+    from count import count
+    solo = lag == 0
+    v = v or (8 if dt != "fp32" else 4)
     sig = dict.fromkeys(("dy", "x", "dx"), "*" + dt) | dict.fromkeys(("mean", "rstd"), "*fp32") | {"gamma": "*" + gamma}
     sig |= dict.fromkeys("rows cols width team teams dy_row x_row dx_row".split(), "i32")
-    consts = dict(ROWS=rows, COLS=cols, CHUNKS=chunks, RING=ring, LAG=lag, LANES=lanes, ACROSS=across, VECTOR=v, WARPS=warps,
-                  TEAM=TEAM, SOLO=solo, EVEN=even, ALIGN=v, EARLY=cap>=90, LATE=False, HINT='', PHASE=0)
+    consts = dict(ROWS=rows, COLS=cols, CHUNKS=chunks, RING=ring, LAG=lag, LANES=lanes, ACROSS=across or warps, VECTOR=v, WARPS=warps,
+                  SOLO=solo, KEEP=keep, EVEN=even, ALIGN=8 if dt != 'fp32' else 4, EARLY=cap>=90 and not solo, NEXT=cap>=90, PHASE=0)
     if wants: sig["partials"] = "*fp32"
     else: consts["partials"] = None
     if solo: consts["words"] = None
@@ -33,16 +36,10 @@ def comp(dt="bf16", solo=True, nregs=None, gamma="fp32", wants=True, rows=1, col
     if nregs: opts["maxnreg"] = nregs
     k = triton.compile(src, target=GPUTarget("cuda", cap, 32), options=opts)
     r, st, sm, n, c, s = info(k)
-    print(dt, "solo" if solo else f"lag{lag}", f"{rows}x{cols}x{chunks} ring{ring} W{warps}a{across} l{lanes} even{int(even)}", "->", f"regs {r} stack {st} smem {sm} instr {n}", c, flush=True)
+    L, pe, h = count(s, rows*cols*chunks//(32*warps))
+    print(dt, f"lag{lag} {rows}x{cols}x{chunks} ring{ring} W{warps} even{int(even)} keep{int(keep)} a{across} l{lanes}", "->", f"regs {r} stack {st} smem {sm} loop {L} per {pe:.1f} BAR {c.get('BAR.SYNC.DEFER_BLOCKING')}", h.most_common(30), flush=True)
     if sass: open(sass, "w").write(s)
     return k
 
 if __name__ == "__main__":
-    comp(solo=False, lag=2, sass="/tmp/b.sass")
-    comp(solo=False, lag=2, nregs=128)
-    comp(solo=False, lag=2, TEAM=256)
-    comp(solo=False, lag=2, rows=2, ring=3)
-    comp(solo=False, lag=1, ring=3, dt="fp32", cols=1024, chunks=4, nregs=128)
-    comp(solo=False, lag=1, ring=3, dt="fp32", cols=4096, chunks=1)
-    comp(solo=False, lag=1, ring=3, dt="fp32", cols=2048, chunks=1)
-    comp(solo=False, lag=1, ring=3, cols=2048, chunks=1)
+    for a in sys.argv[1:]: eval(f"comp({a})")

@@ -19,8 +19,11 @@ def go(shape, ring):
     xh = (d["x"]-d["mean"][:, None])*d["rstd"][:, None]; gg = d["dy"]*d["gamma"]
     want = {"dx": d["rstd"][:, None]*(gg-gg.mean(1, keepdims=True)-xh*(gg*xh).mean(1, keepdims=True)), "dgamma": (d["dy"]*xh).sum(0), "dbeta": d["dy"].sum(0)}
     print(shape, ring, {k: float(np.abs(a[k]-want[k]).max()/np.abs(want[k]).max()) for k in want}, flush=True)
-go((9, 256), Ring(1, 128, 2, ring=3))
-go((9, 512), Ring(1, 128, 2, ring=3, lag=1, per=2, poll=32))
-go((23, 500), Ring(1, 128, 2, ring=4, lag=2, rows=2, per=2))
-go((37, 96), Ring(4, 32, 3, rows=4, across=1, lanes=8, ring=2))
-go((3, 1000), Ring(1, 128, 2, ring=3, lag=2, per=2))
+if __name__ == "__main__":
+    go((9, 256), Ring(1, 256, 1))
+    go((9, 512), Ring(1, 128, 1, lag=1, per=2, vector=4))
+    go((23, 500), Ring(1, 128, 2, lag=2, rows=2, per=2))
+    go((37, 96), Ring(4, 32, 3, rows=16, across=1, lanes=8, vector=4))
+    go((3, 1000), Ring(1, 128, 4, lag=2, per=2))
+    go((3, 1000), Ring(1, 128, 4, lag=1, per=1, keep=False))
+    go((5, 1000), Ring(1, 128, 8, keep=False))

@@ -2,6 +2,7 @@
 import sys, time, torch
 from normgrad.backends.cuda import rows_plan
 from normgrad.backends.cuda.ring_plan import Ring, ring_rows
+
 from normgrad.backends.cuda.device import Device, H200
 from normgrad.backends.cuda.program import Builder, Program, Launch, Fill
 from normgrad.backends.cuda.launch import run_program, _SLOTS

@@ -5,17 +5,12 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.tiles import (
-    THREADS,
-    alignment,
-    blocks_per_multiprocessor,
-    ceil_div,
-    power_of_two,
-)
+from normgrad.backends.cuda.tiles import THREADS, alignment, ceil_div
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
 Data = dict[str, tuple[Ref, int] | None]  # memory and the step between rows, by role
+_SPARE = 2048  # bytes of shared memory for sums across warps, and the driver's 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +19,19 @@ class Ring:
 
     warps: int
     cols: int
-    chunks: int = 1
+    chunks: int
     rows: int = 1
-    lanes: int = 32
     across: int = 0  # warps side by side; 0 for all
+    lanes: int = 32
     per: int = 1  # blocks of a multiprocessor
-    ring: int = 0  # steps that there is room for; 0 for as many as fit
-    lag: int = 0
-    registers: int | None = None
-    poll: int = 0  # words of a row that a warp (32) or a block polls; 0 for a block
-    team: int = 0
-    early: bool = True
-    late: bool = False
-    hint: str = ""
+    lag: int = 0  # steps between the sums and the gradient; 0 for a row in one block
+    vector: int = 0
+    keep: bool = True  # gamma in registers
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, so that ``per`` blocks run at once."""
+        return min(255, 65536 // (self.per * self.warps * THREADS) // 8 * 8)
 
 
 def ring_rows(
@@ -51,35 +46,26 @@ def ring_rows(
     assert x is not None
     present = [one for one in data.values() if one is not None]
     itemsizes = [ITEMSIZE[dy[0].dtype], ITEMSIZE[x[0].dtype]]
-    itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
-    align = alignment(itemsize, cols, *(step for _, step in present))
-    vector = 16 // max(itemsizes)
-    team = ring.team or ceil_div(cols, ring.cols * ring.chunks)
+    align = alignment(max(ITEMSIZE[ref.dtype] for ref, _ in present), cols, *(n for _, n in present))
+    vector = ring.vector or 16 // max(itemsizes)
+    team = ceil_div(cols, ring.cols * ring.chunks)
     width = ceil_div(ceil_div(cols, team), vector) * vector
     solo = team == 1 or dx is None
     teams = min(ceil_div(rows, ring.rows), ring.per * device.multiprocessors // team)
-    step_bytes = ring.rows * ring.cols * ring.chunks * sum(itemsizes)
-    room = device.shared_bytes // ring.per - 1024 - 2048
-    depth = ring.ring or min(room // step_bytes, 12)
+    step_bytes = ring.rows * (ring.cols * ring.chunks * sum(itemsizes) + 8)
+    room = device.shared_bytes // ring.per - _SPARE
+    room -= 0 if ring.keep else 4 * ring.cols * ring.chunks
+    depth = min(room // step_bytes, 12)
+    assert depth > ring.lag
     words = None if solo else builder.scratch(rows * team, "uint64")
-    if words is not None:
-        if ring.late:
-            builder.launch(
-                "ring.fill_words",
-                (ceil_div(rows * team, 1024),),
-                {"words": words, "count": rows * team},
-                {"BLOCK": 1024},
-            )
-        else:
-            builder.fill(words, rows * team, 0xFF)
+    early = words is not None and device.starts_early
     partials = builder.scratch(2 * teams * cols, "float32") if wants else None
-    early = ring.early and device.capability >= 90
     arguments: dict[str, Argument] = {
         "dy": dy[0],
         "x": x[0],
         "dx": dx[0] if dx else None,
-        "mean": builder.vector("mean"),
-        "rstd": builder.vector("rstd"),
+        "mean": _statistic(builder, "mean"),
+        "rstd": _statistic(builder, "rstd"),
         "gamma": builder.vector("gamma"),
         "partials": partials,
         "words": words,
@@ -92,7 +78,6 @@ def ring_rows(
         "x_row": x[1] // align,
         "dx_row": dx[1] // align if dx else 0,
     }
-    threads = ring.warps * THREADS
     constants: dict[str, Any] = {
         "ROWS": ring.rows,
         "COLS": ring.cols,
@@ -103,15 +88,16 @@ def ring_rows(
         "ACROSS": ring.across or ring.warps,
         "VECTOR": vector,
         "WARPS": ring.warps,
-        "TEAM": max(power_of_two(team), ring.poll or threads),
         "SOLO": solo,
+        "KEEP": ring.keep,
         "EVEN": cols == team * ring.cols * ring.chunks,
         "ALIGN": align,
         "EARLY": early,
-        "HINT": ring.hint,
-        "LATE": ring.late and not solo,
+        "NEXT": wants and device.starts_early,
         "PHASE": 0,
     }
+    if words is not None:  # directly before the launch, which must meet no unfinished copy
+        builder.clear(words, rows * team, early=early)
     builder.launch(
         "ring.layer_ring",
         (team * teams,),
@@ -120,6 +106,12 @@ def ring_rows(
         warps=ring.warps,
         registers=ring.registers,
         cooperative=not solo,
-        early=ring.late and not solo,
+        early=early,
     )
     return partials, teams
+
+
+def _statistic(builder: Builder, role: str) -> Ref | None:
+    """A vector in float32, the least that an asynchronous copy takes."""
+    ref = builder.vector(role)
+    return ref if ref is None or ref.dtype == "float32" else builder.pack(role, "float32")

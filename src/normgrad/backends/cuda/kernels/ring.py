@@ -11,30 +11,28 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
-    await_previous,
+    INTERPRETED,
+    await_step_before,
     await_words,
+    let_next_start,
     load_or,
     look_at_words,
     pack_pair,
     publish,
-    release_next,
     sum_pairs,
     unpack_pair,
+    widen,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 
 
 @triton.jit
-def fill_words(words, count, BLOCK: tl.constexpr):
-    """Set all bits of all words."""
-    release_next()
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ones = (at * 0 - 1).to(tl.uint64)
-    tl.store(words + at, ones, mask=at < count)
+def _add_fours(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
 
 
 @jit
-def _request(
+def _copy_rows(
     tiles,
     slot,
     source,
@@ -52,49 +50,43 @@ def _request(
     ok = (row < rows)[:, None]
     start = source + row.to(tl.int64)[:, None] * step * ALIGN + column[None, :]
     for chunk in gl.static_range(CHUNKS):
-        mask = ok & (column < limit - chunk * COLS)[None, :]
-        if EVEN:
-            mask = ok
+        mask = ok if EVEN else ok & (column < limit - chunk * COLS)[None, :]
         to = tiles[chunk].index(slot)
         async_copy.async_copy_global_to_shared(to, start + chunk * COLS, mask)
 
 
 @jit
-def _write(
-    dx,
-    xs,
-    dys,
-    weights,
-    mu,
-    rs,
-    t1,
-    t2,
+def _request(
+    tiles_x,
+    tiles_dy,
+    centres,
+    scales,
+    slot,
+    x,
+    dy,
+    mean,
+    rstd,
     row,
     rows,
     column,
     limit,
-    length,
-    step,
+    x_row,
+    dy_row,
     COLS: tl.constexpr,
     CHUNKS: tl.constexpr,
     ALIGN: tl.constexpr,
     EVEN: tl.constexpr,
-    HINT: tl.constexpr,
 ):
-    """The gradient of some rows, from their sums of g and g * (x - mean)."""
-    offset = (t1 / length)[:, None]
-    slope = (t2 / length)[:, None] * rs * rs
-    ok = (row < rows)[:, None]
-    start = dx + row.to(tl.int64)[:, None] * step * ALIGN + column[None, :]
-    for chunk in gl.static_range(CHUNKS):
-        mask = ok & (column < limit - chunk * COLS)[None, :]
-        if EVEN:
-            mask = ok
-        g = dys[chunk].to(tl.float32) * weights[chunk]
-        result = (g - offset - (xs[chunk].to(tl.float32) - mu) * slope) * rs
-        gl.store(
-            start + chunk * COLS, result.to(dx.dtype.element_ty), mask=mask, cache_modifier=HINT
-        )
+    """Start copying all that a step needs.
+
+    The statistics too: a value that every thread loads alike becomes a uniform register, and the
+    move into that waits for the load at once.
+    """
+    _copy_rows(tiles_x, slot, x, row, rows, column, limit, x_row, COLS, CHUNKS, ALIGN, EVEN)
+    _copy_rows(tiles_dy, slot, dy, row, rows, column, limit, dy_row, COLS, CHUNKS, ALIGN, EVEN)
+    async_copy.async_copy_global_to_shared(centres.index(slot), mean + row, row < rows)
+    async_copy.async_copy_global_to_shared(scales.index(slot), rstd + row, row < rows)
+    async_copy.commit_group()
 
 
 @jit
@@ -116,21 +108,20 @@ def layer_ring(
     x_row,
     dx_row,
     ROWS: tl.constexpr,  # rows of a step
-    COLS: tl.constexpr,  # columns of a tile
+    COLS: tl.constexpr,  # columns of a tile: 16 bytes for each thread
     CHUNKS: tl.constexpr,  # tiles of a block's part of a row
     RING: tl.constexpr,  # steps that there is room for
     LAG: tl.constexpr,  # steps between the sums and the gradient of a row
     LANES: tl.constexpr,  # threads side by side in a warp; the others have further rows
     ACROSS: tl.constexpr,  # warps side by side; the others have further rows
-    VECTOR: tl.constexpr,  # elements of 16 bytes
+    VECTOR: tl.constexpr,  # elements side by side in a thread
     WARPS: tl.constexpr,
-    TEAM: tl.constexpr,  # a power of two, so that every thread has a word
     SOLO: tl.constexpr,  # no block needs another's sums
+    KEEP: tl.constexpr,  # hold gamma in registers; else in shared memory
     EVEN: tl.constexpr,  # the tiles cover the columns exactly
     ALIGN: tl.constexpr,
-    EARLY: tl.constexpr,  # the launch that joins the sums may start before this one ends
-    HINT: tl.constexpr,
-    LATE: tl.constexpr,  # this launch may have started before the words were filled
+    EARLY: tl.constexpr,  # the words are cleared meanwhile
+    NEXT: tl.constexpr,  # the launch that joins the sums may start before this one is done
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only, 3: all of SOLO
 ):
     """Step ``s`` of a team has the rows ``ROWS * (its number + s * teams)`` and following."""
@@ -141,11 +132,13 @@ def layer_ring(
     down: tl.constexpr = gl.SliceLayout(1, tile)
     box: tl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, WARPS], [1, 0])
     flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    line: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    THREADS: tl.constexpr = 32 * WARPS
     # A thread has all rows of its columns, or one row of them in each step.
     FOLD: tl.constexpr = LANES == 32 and ACROSS == WARPS
     HELD: tl.constexpr = 1 if FOLD else ROWS
-    if EARLY:
-        release_next()
+    if NEXT:
+        let_next_start()
     # An allocation for each tile of a row: between copies to one and the same the compiler waits.
     tiles_x = ()
     tiles_dy = ()
@@ -153,7 +146,10 @@ def layer_ring(
     for _ in gl.static_range(CHUNKS):
         tiles_x = tiles_x + (gl.allocate_shared_memory(x.dtype.element_ty, size, flat),)
         tiles_dy = tiles_dy + (gl.allocate_shared_memory(dy.dtype.element_ty, size, flat),)
+    centres = gl.allocate_shared_memory(tl.float32, [RING, ROWS], line)
+    scales = gl.allocate_shared_memory(tl.float32, [RING, ROWS], line)
     length = cols * ALIGN
+    inverse = 1.0 / length
     member = gl.program_id(0) % team
     first = gl.program_id(0) // team
     column = member * width * ALIGN + gl.arange(0, COLS, across)
@@ -161,145 +157,186 @@ def layer_ring(
     local = gl.arange(0, ROWS, down)
     for ahead in gl.static_range(RING):
         row = (first + ahead * teams) * ROWS + local
-        _request(tiles_x, ahead, x, row, rows, column, limit, x_row, COLS, CHUNKS, ALIGN, EVEN)
-        _request(tiles_dy, ahead, dy, row, rows, column, limit, dy_row, COLS, CHUNKS, ALIGN, EVEN)
-        async_copy.commit_group()
+        _request(
+            tiles_x,
+            tiles_dy,
+            centres,
+            scales,
+            ahead,
+            x,
+            dy,
+            mean,
+            rstd,
+            row,
+            rows,
+            column,
+            limit,
+            x_row,
+            dy_row,
+            COLS,
+            CHUNKS,
+            ALIGN,
+            EVEN,
+        )
     weights = ()
     sums_gamma = ()
     sums_beta = ()
     for chunk in gl.static_range(CHUNKS):
         ok = column < limit - chunk * COLS
-        weights = weights + (load_or(gamma, column + chunk * COLS, ok, 1.0, tl.float32)[None, :],)
+        weight = load_or(gamma, column + chunk * COLS, ok, 1.0, tl.float32)
+        if KEEP:
+            weights = weights + (weight,)
+        else:
+            held = gl.allocate_shared_memory(tl.float32, [1, COLS], line)
+            held.index(0).store(weight)
+            weights = weights + (held,)
         if partials is not None:
             sums_gamma = sums_gamma + (gl.zeros([HELD, COLS], tl.float32, tile),)
             sums_beta = sums_beta + (gl.zeros([HELD, COLS], tl.float32, tile),)
-    row = first * ROWS + local
-    next_mu = load_or(mean, row, row < rows, 0.0, tl.float32)
-    next_rs = load_or(rstd, row, row < rows, 0.0, tl.float32)
-    if LATE:
-        await_previous()
+    await_step_before(EARLY)  # it cleared the words
     steps = (tl.cdiv(rows, ROWS) - first + teams - 1) // teams
     for step in tl.range(0, steps + LAG):
         # Rows beyond the last are zeros: they add nothing.
         row = (first + step * teams) * ROWS + local
-        mu = next_mu[:, None]
-        rs = next_rs[:, None]
-        after = row + teams * ROWS
-        next_mu = load_or(mean, after, after < rows, 0.0, tl.float32)
-        next_rs = load_or(rstd, after, after < rows, 0.0, tl.float32)
+        earlier = row - LAG * teams * ROWS
         if not SOLO:
-            # What is needed for the gradient of an earlier row: on its way during these sums.
-            earlier = row - LAG * teams * ROWS
-            earlier_ok = (earlier < rows) & (earlier >= 0)
-            mu_b = load_or(mean, earlier, earlier_ok, 0.0, tl.float32)[:, None]
-            rs_b = load_or(rstd, earlier, earlier_ok, 0.0, tl.float32)[:, None]
+            # The partners' sums of an earlier row: on their way during these sums.
             theirs = (first + (step - LAG) * teams) * ROWS + gl.arange(
                 0, ROWS, gl.SliceLayout(1, box)
             )
-            partner = gl.arange(0, TEAM, gl.SliceLayout(0, box))[None, :]
-            wanted = (theirs < rows)[:, None] & (theirs >= 0)[:, None] & (partner < team)
+            partner = gl.arange(0, THREADS, gl.SliceLayout(0, box))[None, :]
+            wanted = ((theirs < rows) & (theirs >= 0))[:, None] & (partner < team)
             mail = words + theirs.to(tl.int64)[:, None] * team + partner
             seen = look_at_words(mail, wanted)
-        slot = step % RING
         async_copy.wait_group(RING - 1 - LAG)
+        slot = step % RING
+        mu = centres.index(slot).load(down)[:, None]
+        rs = scales.index(slot).load(down)[:, None]
         xs = ()
-        dys = ()
+        gs = ()
+        s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        next_gamma = ()
+        next_beta = ()
         for chunk in gl.static_range(CHUNKS):
-            xs = xs + (tiles_x[chunk].index(slot).load(tile),)
-            dys = dys + (tiles_dy[chunk].index(slot).load(tile),)
-        if SOLO:
-            later = row + RING * teams * ROWS
-            _request(tiles_x, slot, x, later, rows, column, limit, x_row, COLS, CHUNKS, ALIGN, EVEN)
-            _request(
-                tiles_dy, slot, dy, later, rows, column, limit, dy_row, COLS, CHUNKS, ALIGN, EVEN
-            )
-            async_copy.commit_group()
+            wide = widen(tiles_dy[chunk].index(slot).load(tile))
+            xhat = (widen(tiles_x[chunk].index(slot).load(tile)) - mu) * rs
+            weight = weights[chunk] if KEEP else weights[chunk].index(0).load(across)
+            g = wide * weight[None, :]
+            s1 += g
+            s2 += g * xhat
+            if SOLO:
+                xs = xs + (xhat,)
+                gs = gs + (g,)
+            if partials is not None:
+                product = wide * xhat
+                if FOLD and ROWS > 1:
+                    product = gl.sum(product, 0)[None, :]
+                    wide = gl.sum(wide, 0)[None, :]
+                next_gamma = next_gamma + (sums_gamma[chunk] + product,)
+                next_beta = next_beta + (sums_beta[chunk] + wide,)
         if PHASE != 2:
-            s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
-            s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
-            next_gamma = ()
-            next_beta = ()
-            for chunk in gl.static_range(CHUNKS):
-                wide = dys[chunk].to(tl.float32)
-                product = wide * (xs[chunk].to(tl.float32) - mu)
-                s1 += wide * weights[chunk]
-                s2 += product * weights[chunk]
-                if partials is not None:
-                    product = product * rs
-                    if FOLD:
-                        product = gl.sum(product, 0)[None, :]
-                        wide = gl.sum(wide, 0)[None, :]
-                    next_gamma = next_gamma + (sums_gamma[chunk] + product,)
-                    next_beta = next_beta + (sums_beta[chunk] + wide,)
             sums_gamma = next_gamma
             sums_beta = next_beta
-            if dx is not None:
-                t1, t2 = sum_pairs(s1, s2, 1)
-                if not SOLO:
-                    publish(words + row.to(tl.int64) * team + member, pack_pair(t1, t2), row < rows)
         if SOLO:
-            if dx is not None:
-                _write(
-                    dx,
-                    xs,
-                    dys,
-                    weights,
-                    mu,
-                    rs,
-                    t1,
-                    t2,
-                    row,
-                    rows,
-                    column,
-                    limit,
-                    length,
-                    dx_row,
-                    COLS,
-                    CHUNKS,
-                    ALIGN,
-                    EVEN,
-                    HINT,
-                )
-        elif step >= LAG:
-            slot_b = (step - LAG) % RING
-            xs_b = ()
-            dys_b = ()
-            for chunk in gl.static_range(CHUNKS):
-                xs_b = xs_b + (tiles_x[chunk].index(slot_b).load(tile),)
-                dys_b = dys_b + (tiles_dy[chunk].index(slot_b).load(tile),)
-            far = earlier + RING * teams * ROWS
-            _request(tiles_x, slot_b, x, far, rows, column, limit, x_row, COLS, CHUNKS, ALIGN, EVEN)
+            later = row + RING * teams * ROWS
             _request(
-                tiles_dy, slot_b, dy, far, rows, column, limit, dy_row, COLS, CHUNKS, ALIGN, EVEN
+                tiles_x,
+                tiles_dy,
+                centres,
+                scales,
+                slot,
+                x,
+                dy,
+                mean,
+                rstd,
+                later,
+                rows,
+                column,
+                limit,
+                x_row,
+                dy_row,
+                COLS,
+                CHUNKS,
+                ALIGN,
+                EVEN,
             )
-            async_copy.commit_group()
-            if PHASE != 1:
-                each: tl.constexpr = ROWS * max(1, TEAM // (32 * WARPS))
-                u1, u2 = unpack_pair(await_words(mail, wanted, each, seen))
-                u1, u2 = sum_pairs(u1, u2, 1)
-                u1 = gl.convert_layout(u1, down)
-                u2 = gl.convert_layout(u2, down)
-                _write(
-                    dx,
-                    xs_b,
-                    dys_b,
-                    weights,
-                    mu_b,
-                    rs_b,
-                    u1,
-                    u2,
-                    earlier,
-                    rows,
-                    column,
-                    limit,
-                    length,
-                    dx_row,
-                    COLS,
-                    CHUNKS,
-                    ALIGN,
-                    EVEN,
-                    HINT,
-                )
+        if dx is not None:
+            if SOLO:
+                u1, u2 = sum_pairs(s1, s2, 1)
+            else:
+                # A thread's own numbers first: what is left is one for each thread.
+                s1 = gl.reshape(s1, [ROWS, THREADS, VECTOR])
+                s2 = gl.reshape(s2, [ROWS, THREADS, VECTOR])
+                s1, s2 = sum_pairs(s1, s2, 2)
+                if PHASE == 1:
+                    u1, u2 = s1, s2
+                else:
+                    u1, u2 = unpack_pair(await_words(mail, wanted, ROWS, seen))
+                if INTERPRETED:
+                    s1, s2 = sum_pairs(s1, s2, 1)
+                    u1, u2 = sum_pairs(u1, u2, 1)
+                else:
+                    u1 = gl.convert_layout(u1, s1.type.layout)
+                    u2 = gl.convert_layout(u2, s1.type.layout)
+                    s1, s2, u1, u2 = gl.reduce((s1, s2, u1, u2), 1, _add_fours)
+                s1 = gl.convert_layout(s1, down)
+                s2 = gl.convert_layout(s2, down)
+                if PHASE != 2:
+                    publish(words + row.to(tl.int64) * team + member, pack_pair(s1, s2), row < rows)
+            u1 = gl.convert_layout(u1, down)[:, None]
+            u2 = gl.convert_layout(u2, down)[:, None]
+            if SOLO or step >= LAG:
+                # dx = (g - u1 / length - xhat * u2 / length) * rs, in two steps an element.
+                there = (earlier < rows)[:, None]
+                to = dx + earlier.to(tl.int64)[:, None] * dx_row * ALIGN + column[None, :]
+                again_x = ()
+                again_dy = ()
+                centre = mu
+                factor = rs
+                tilt = u2 * inverse * -factor
+                if not SOLO:
+                    done = (step - LAG) % RING
+                    centre = centres.index(done).load(down)[:, None]
+                    factor = scales.index(done).load(down)[:, None]
+                    tilt = u2 * inverse * -factor * factor
+                    for chunk in gl.static_range(CHUNKS):
+                        again_x = again_x + (tiles_x[chunk].index(done).load(tile),)
+                        again_dy = again_dy + (tiles_dy[chunk].index(done).load(tile),)
+                    far = earlier + RING * teams * ROWS
+                    _request(
+                        tiles_x,
+                        tiles_dy,
+                        centres,
+                        scales,
+                        done,
+                        x,
+                        dy,
+                        mean,
+                        rstd,
+                        far,
+                        rows,
+                        column,
+                        limit,
+                        x_row,
+                        dy_row,
+                        COLS,
+                        CHUNKS,
+                        ALIGN,
+                        EVEN,
+                    )
+                shift = u1 * inverse * -factor
+                for chunk in gl.static_range(CHUNKS):
+                    mask = there if EVEN else there & (column < limit - chunk * COLS)[None, :]
+                    if SOLO:
+                        result = gs[chunk] * factor + (xs[chunk] * tilt + shift)
+                    else:
+                        scale = weights[chunk] if KEEP else weights[chunk].index(0).load(across)
+                        result = widen(again_dy[chunk]) * (scale[None, :] * factor) + (
+                            (widen(again_x[chunk]) - centre) * tilt + shift
+                        )
+                    if PHASE != 1:
+                        gl.store(to + chunk * COLS, result.to(dx.dtype.element_ty), mask=mask)
     async_copy.wait_group(0)
     if partials is not None and PHASE != 2:
         base = partials + first.to(tl.int64) * 2 * length + column

@@ -7,6 +7,7 @@ from normgrad.backends.cuda.kernels.common import (
     let_next_start,
     load_or,
     sum_pairs,
+    widen,
 )
 
 
@@ -75,8 +76,8 @@ def layer_rows(
                 weight = weights[chunk]
             else:
                 weight = load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :]
-            wide = dyt.to(COMPUTE)
-            xhat = (xt.to(COMPUTE) - mu) * rs
+            wide = widen(dyt)
+            xhat = (widen(xt) - mu) * rs
             product = wide * xhat
             g = wide * weight
             s1 += g
@@ -94,8 +95,9 @@ def layer_rows(
         sums_beta = next_beta
         if dx is not None:
             t1, t2 = sum_pairs(s1, s2, 1)
-            offset = (t1 / length)[:, None]
-            slope = (t2 / length)[:, None]
+            # dx = (g - t1 / length - xhat * t2 / length) * rs, in two steps an element.
+            shift = (t1 / length)[:, None] * -rs
+            tilt = (t2 / length)[:, None] * -rs
             for chunk in tl.static_range(CHUNKS):
                 at = chunk * CHUNK + column
                 mask = row_ok[:, None] & (at < length)[None, :]
@@ -103,12 +105,12 @@ def layer_rows(
                     xt = tl.load(x + far * x_row * ALIGN + at[None, :], mask=mask, other=0.0)
                     dyt = tl.load(dy + far * dy_row * ALIGN + at[None, :], mask=mask, other=0.0)
                     weight = load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :]
-                    xhat = (xt.to(COMPUTE) - mu) * rs
-                    g = dyt.to(COMPUTE) * weight
+                    xhat = (widen(xt) - mu) * rs
+                    g = widen(dyt) * weight
                 else:
                     xhat = xs[chunk]
                     g = dys[chunk]
-                result = (g - offset - xhat * slope) * rs
+                result = g * rs + (xhat * tilt + shift)
                 tl.store(
                     dx + far * dx_row * ALIGN + at[None, :],
                     result.to(dx.dtype.element_ty),
