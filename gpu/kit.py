@@ -21,23 +21,30 @@ def request(shape, dt):
     spec = spec_of(w.case, DT[dt])
     return spec, geometry_of(spec)
 
-def ring_program(shape, dt, ring, tile=(128, 16, 4), early=True, device=H200):
+def finish_with(tile, early):
+    """finish_rows with another tile."""
+    def fin(b, partials, programs, cols, *, early=early):
+        keep_fin(b, partials, programs, cols, early=early)
+        if partials is None or tile is None: return
+        import dataclasses
+        last = b.steps.pop(); c = dict(last.constants)
+        c |= {"PROGRAMS": tile[0], "TIMES": -(-programs // tile[0]), "COLS": tile[1]}
+        b.steps.append(dataclasses.replace(last, grid=(-(-cols // tile[1]), 1, 1), constants=tuple(c.items()), warps=tile[2]))
+    return fin
+keep_fin = rows_plan.finish_rows
+
+def ring_program(shape, dt, ring, tile=None, early=True, device=H200):
     spec, g = request(shape, dt)
     b = Builder(spec, "float32")
     data = {r: rows_plan._rows(b, r, g.outer, g.channels) for r in ("dy", "x", "dx")}
     part, teams = ring_rows(b, g, device, data, ring)
-    rows_plan.finish_rows(b, part, teams, g.channels, early, tile)
+    finish_with(tile, early)(b, part, teams, g.channels, early=early)
     return b.finish("ring")
 
-def old_program(shape, dt, tile=(128, 16, 4), early=True, device=H200):
-    import dataclasses
+def plan_program(shape, dt, ring, tile=None, device=H200):
     spec, g = request(shape, dt)
-    b = Builder(spec, "float32")
-    keep = rows_plan.finish_rows
-    def fin(builder, partials, programs, cols, e, t=None): keep(builder, partials, programs, cols, e and early, tile)
-    rows_plan.finish_rows = fin
+    rows_plan.finish_rows = finish_with(tile, True)
     try:
-        p = rows_plan.plan_rows(b, g, device)
+        return rows_plan.plan_rows(Builder(spec, "float32"), g, device, ring=ring)
     finally:
-        rows_plan.finish_rows = keep
-    return p
+        rows_plan.finish_rows = keep_fin

@@ -1,6 +1,6 @@
 """Layer norm with rows that come through a ring in shared memory: who takes what."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
@@ -10,7 +10,7 @@ from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
 Data = dict[str, tuple[Ref, int] | None]  # memory and the step between rows, by role
-_SPARE = 2048  # bytes of shared memory for sums across warps, and the driver's 1024
+_SPARE = 1536  # bytes of shared memory: 1024 for the driver, the rest for sums across warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,53 @@ class Ring:
         return min(255, 65536 // (self.per * self.warps * THREADS) // 8 * 8)
 
 
+def choose_ring(
+    builder: Builder, geometry: Geometry, device: Device, data: Data
+) -> "Ring | None":
+    """The measured best, with as many blocks a multiprocessor as fit; None for other kernels."""
+    dy, x = data["dy"], data["x"]
+    assert dy is not None
+    assert x is not None
+    rows, cols = geometry.outer, geometry.channels
+    present = [one for one in data.values() if one is not None]
+    itemsizes = [ITEMSIZE[dy[0].dtype], ITEMSIZE[x[0].dtype]]
+    align = alignment(max(ITEMSIZE[ref.dtype] for ref, _ in present), cols, *(n for _, n in present))
+    if builder.compute != "float32" or not device.copies_ahead:
+        return None
+    if align * min(itemsizes) < 4:  # the least that an asynchronous copy takes
+        return None
+    ring = _measured(cols, narrow=max(itemsizes) == 2)
+    if ring is None:
+        return None
+    team = ceil_div(cols, ring.cols * ring.chunks)
+    while ring.per > 1 and _depth(ring, device, sum(itemsizes)) < ring.lag + 2:
+        ring = replace(ring, per=ring.per // 2)
+    fits = team <= min(ring.warps * THREADS, ring.per * device.multiprocessors)
+    return ring if fits and _depth(ring, device, sum(itemsizes)) >= ring.lag + 2 else None
+
+
+def _measured(cols: int, *, narrow: bool) -> "Ring | None":
+    """What was best on an H200 for 2-byte (narrow) and 4-byte elements."""
+    if cols <= 4096:
+        return None
+    if narrow:
+        if cols > 8192:
+            return Ring(warps=4, cols=1024, chunks=4, per=2, lag=2)
+        if cols <= 5120:
+            return Ring(warps=4, cols=1024, chunks=5, per=2)
+        return Ring(warps=8, cols=2048, chunks=ceil_div(cols, 2048))
+    if cols > 8192:
+        return Ring(warps=8, cols=1024, chunks=2, per=2, lag=3)
+    return Ring(warps=8, cols=1024, chunks=ceil_div(cols, 1024))
+
+
+def _depth(ring: Ring, device: Device, element_bytes: int) -> int:
+    """Steps that there is room for, 12 at most."""
+    step = ring.rows * (ring.cols * ring.chunks * element_bytes + 8)
+    gamma = 0 if ring.keep else 4 * ring.cols * ring.chunks
+    return min((device.shared_bytes // ring.per - _SPARE - gamma) // step, 12)
+
+
 def ring_rows(
     builder: Builder, geometry: Geometry, device: Device, data: Data, ring: Ring
 ) -> tuple[Ref | None, int]:
@@ -52,11 +99,7 @@ def ring_rows(
     width = ceil_div(ceil_div(cols, team), vector) * vector
     solo = team == 1 or dx is None
     teams = min(ceil_div(rows, ring.rows), ring.per * device.multiprocessors // team)
-    step_bytes = ring.rows * (ring.cols * ring.chunks * sum(itemsizes) + 8)
-    room = device.shared_bytes // ring.per - _SPARE
-    room -= 0 if ring.keep else 4 * ring.cols * ring.chunks
-    depth = min(room // step_bytes, 12)
-    assert depth > ring.lag
+    depth = _depth(ring, device, sum(itemsizes))
     words = None if solo else builder.scratch(rows * team, "uint64")
     early = words is not None and device.starts_early
     partials = builder.scratch(2 * teams * cols, "float32") if wants else None

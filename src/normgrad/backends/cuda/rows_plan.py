@@ -4,6 +4,7 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
+from normgrad.backends.cuda.ring_plan import choose_ring, ring_rows
 from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
@@ -13,11 +14,16 @@ _WIDEST = 16384  # the same without the sums
 _LONGER = 65536  # columns of a row that one block reads twice, the second time from the L2 cache
 
 
-def plan_rows(builder: Builder, geometry: Geometry, device: Device) -> Program:
-    """Rows that fit a block are read once; longer ones twice."""
+def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, ring: bool) -> Program:
+    """Rows in a ring of tiles where that is best (and ``ring``), else in registers of a block."""
     rows, cols = geometry.outer, geometry.channels
     data = {role: _rows(builder, role, rows, cols) for role in ("dy", "x", "dx")}
     wants = builder.spec.dgamma is not None or builder.spec.dbeta is not None
+    chosen = choose_ring(builder, geometry, device, data) if ring else None
+    if chosen is not None:
+        partials, teams = ring_rows(builder, geometry, device, data, chosen)
+        finish_rows(builder, partials, teams, cols, early=device.starts_early)
+        return builder.finish(f"resident rows, {teams} teams")
     if builder.compute == "float32" and cols <= _LONGEST:
         programs = _whole_rows(builder, geometry, device, data, wants)
         return builder.finish(f"whole rows, {programs} programs")
@@ -121,8 +127,16 @@ def _whole_rows(
         "KEEP": width <= _LONGEST,
         "EARLY": wants and device.starts_early,
     }
-    builder.launch("rows.layer_rows", (programs,), arguments, constants, warps=warps)
-    finish_rows(builder, partials, programs, cols, device.starts_early)
+    # 3 programs of 4 warps need registers for all: the compiler would take 180.
+    builder.launch(
+        "rows.layer_rows",
+        (programs,),
+        arguments,
+        constants,
+        warps=warps,
+        registers=168 if per == 3 else None,
+    )
+    finish_rows(builder, partials, programs, cols, early=device.starts_early)
     return programs
 
 
@@ -134,17 +148,13 @@ def _stages(device: Device, elements: int, itemsize: int) -> int:
 
 
 def finish_rows(
-    builder: Builder,
-    partials: Ref | None,
-    programs: int,
-    cols: int,
-    early: bool,
-    tile: tuple[int, int, int] = (128, 16, 4),
+    builder: Builder, partials: Ref | None, programs: int, cols: int, *, early: bool
 ) -> None:
     """Join the partial sums of the parameters."""
     if partials is None:
         return
-    down, width, warps = tile
+    # Measured on an H200: wide tiles for many columns, else more blocks.
+    down, width, warps = (64, 32, 8) if cols > 4096 else (32, 16, 4)
     builder.launch(
         "sums.finish_rows",
         (ceil_div(cols, width),),
@@ -159,8 +169,8 @@ def finish_rows(
             "PROGRAMS": down,
             "TIMES": ceil_div(programs, down),
             "COLS": width,
-            "EARLY": early,
             "COMPUTE": builder.compute,
+            "EARLY": early,
         },
         warps=warps,
         early=early,
@@ -227,4 +237,4 @@ def _long_rows(
             "COMPUTE": builder.compute,
         },
     )
-    finish_rows(builder, partials, programs, cols, False)
+    finish_rows(builder, partials, programs, cols, early=False)

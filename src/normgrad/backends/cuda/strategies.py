@@ -35,7 +35,7 @@ def _make(
     if geometry.size == 0:
         return _zeros(builder)
     if spec.op is Op.LAYER_NORM:
-        return plan_rows(builder, geometry, device)
+        return plan_rows(builder, geometry, device, ring=resident)
     layout = lay_out(builder, geometry)
     sums_wanted = any(role != "dx" for role in spec.wanted)
     corrected = spec.op is not Op.BATCH_NORM_ELEMT and spec.training
