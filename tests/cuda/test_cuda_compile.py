@@ -150,4 +150,5 @@ def test_every_kernel_is_compiled_here():
     met = {step.kernel for one in (*PLANES, *OTHERS) for step in launches(plan(*one))}
     met |= {"copy.strided_copy"}  # in the interpreter's cases
     written -= {"sums.join", "apply.gradient"}  # called by kernels
+    met -= {"copy.clear_words"}  # in one line
     assert written == met

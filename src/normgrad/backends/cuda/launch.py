@@ -43,7 +43,8 @@ def run_program(program: Program, index: int, bases: Sequence[int], stream: int)
         bits |= address
     aligned = not bits & 15
     if program.unaligned is not None and not aligned:
-        program = program.unaligned
+        _run_unaligned(program.unaligned, index, bases, stream)
+        return
     key = (index, aligned)
     prepared = program.prepared.get(key)
     if prepared is None:
@@ -51,6 +52,18 @@ def run_program(program: Program, index: int, bases: Sequence[int], stream: int)
         program.prepared[key] = prepared
     for step in prepared:
         step(bases, stream)
+
+
+def _run_unaligned(program: Program, index: int, bases: Sequence[int], stream: int) -> None:
+    """The other program, with a workspace of its own: rare enough not to be planned for."""
+    import torch
+
+    place = torch.cuda.default_stream(index)
+    if stream:
+        place = torch.cuda.ExternalStream(stream, index)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(place):
+        memory = torch.empty(program.workspace_bytes, dtype=torch.uint8, device=place.device)
+    run_program(program, index, [*bases[:-1], memory.data_ptr()], stream)
 
 
 def _prepare(step: Launch | Fill, index: int, aligned: bool) -> Any:

@@ -134,9 +134,9 @@ def await_step_before(EARLY: tl.constexpr):
 
 
 @triton.jit
-def widen(tile):
-    """The same in float32; bfloat16 by one instruction each, where the compiler takes two."""
-    if not INTERPRETED and tile.dtype == tl.bfloat16:
+def widen(tile, COMPUTE: tl.constexpr = tl.float32):
+    """The same in the compute type; bfloat16 by one instruction, where the compiler takes two."""
+    if not INTERPRETED and tile.dtype == tl.bfloat16 and tl.float32 == COMPUTE:
         wide = tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;",
             "=r,=r,r",
@@ -146,8 +146,18 @@ def widen(tile):
             pack=2,
         )
     else:
-        wide = tile.to(tl.float32)
+        wide = tile.to(COMPUTE)
     return wide
+
+
+@triton.jit
+def coefficients(rs, factor, t1, t2, count):
+    """Dx is ``dy * scale + (x - mean) * tilt + shift``: the last two, from the two sums.
+
+    The sums are of dy and dy * (x - mean), with gamma inside where it differs within a statistic;
+    ``factor`` is the rest of what dy is multiplied by.
+    """
+    return t2 * rs / count * rs * -factor, t1 / count * -factor
 
 
 @triton.jit

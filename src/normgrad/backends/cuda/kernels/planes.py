@@ -13,6 +13,7 @@ import triton.language as tl
 from normgrad.backends.cuda.kernels.common import (
     await_step_before,
     await_words,
+    coefficients,
     load_or,
     load_rstd,
     pack_pair,
@@ -247,9 +248,7 @@ def plane_slabs(
                 t2 = gl.convert_layout(t2, gl.SliceLayout(0, tile))[None, :]
                 rs = load_rstd(rstd, column, col_ok, eps, VARIANCE, tl.float32)[None, :]
                 factor = load_or(gamma, column, col_ok, 1.0, tl.float32)[None, :] * rs
-            # dx = (g - t1 / count - (x - mean) * slope) * factor, in two steps an element.
-            shift = t1 / count * -factor
-            tilt = t2 * rs / count * rs * -factor
+            tilt, shift = coefficients(rs, factor, t1, t2, count)
         for chunk in gl.static_range(CHUNKS):
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             if PHASE != 1:
