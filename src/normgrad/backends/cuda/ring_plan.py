@@ -34,17 +34,17 @@ class Ring:
         return min(255, 65536 // (self.per * self.warps * THREADS) // 8 * 8)
 
 
-def choose_ring(
-    builder: Builder, geometry: Geometry, device: Device, data: Data
-) -> "Ring | None":
+def choose_ring(builder: Builder, geometry: Geometry, device: Device, data: Data) -> "Ring | None":
     """The measured best, with as many blocks a multiprocessor as fit; None for other kernels."""
     dy, x = data["dy"], data["x"]
     assert dy is not None
     assert x is not None
-    rows, cols = geometry.outer, geometry.channels
+    cols = geometry.channels
     present = [one for one in data.values() if one is not None]
     itemsizes = [ITEMSIZE[dy[0].dtype], ITEMSIZE[x[0].dtype]]
-    align = alignment(max(ITEMSIZE[ref.dtype] for ref, _ in present), cols, *(n for _, n in present))
+    align = alignment(
+        max(ITEMSIZE[ref.dtype] for ref, _ in present), cols, *(n for _, n in present)
+    )
     if builder.compute != "float32" or not device.copies_ahead:
         return None
     if align * min(itemsizes) < 4:  # the least that an asynchronous copy takes
@@ -93,7 +93,9 @@ def ring_rows(
     assert x is not None
     present = [one for one in data.values() if one is not None]
     itemsizes = [ITEMSIZE[dy[0].dtype], ITEMSIZE[x[0].dtype]]
-    align = alignment(max(ITEMSIZE[ref.dtype] for ref, _ in present), cols, *(n for _, n in present))
+    align = alignment(
+        max(ITEMSIZE[ref.dtype] for ref, _ in present), cols, *(n for _, n in present)
+    )
     vector = ring.vector or 16 // max(itemsizes)
     team = ceil_div(cols, ring.cols * ring.chunks)
     width = ceil_div(ceil_div(cols, team), vector) * vector

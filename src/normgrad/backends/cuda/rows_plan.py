@@ -4,37 +4,26 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
-from normgrad.backends.cuda.ring_plan import choose_ring, ring_rows
+from normgrad.backends.cuda.ring_plan import Data, choose_ring, ring_rows
 from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
 
 _LONGEST = 12288  # columns that a block of 16 warps keeps in registers with their sums
-_WIDEST = 16384  # the same without the sums
-_LONGER = 65536  # columns of a row that one block reads twice, the second time from the L2 cache
 
 
 def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, ring: bool) -> Program:
     """Rows in a ring of tiles where that is best (and ``ring``), else in registers of a block."""
     rows, cols = geometry.outer, geometry.channels
     data = {role: _rows(builder, role, rows, cols) for role in ("dy", "x", "dx")}
-    wants = builder.spec.dgamma is not None or builder.spec.dbeta is not None
     chosen = choose_ring(builder, geometry, device, data) if ring else None
     if chosen is not None:
         partials, teams = ring_rows(builder, geometry, device, data, chosen)
         finish_rows(builder, partials, teams, cols, early=device.starts_early)
         return builder.finish(f"resident rows, {teams} teams")
     if builder.compute == "float32" and cols <= _LONGEST:
-        programs = _whole_rows(builder, geometry, device, data, wants)
+        programs = _whole_rows(builder, geometry, device, data)
         return builder.finish(f"whole rows, {programs} programs")
-    if builder.compute == "float32" and cols <= _LONGER:
-        # No registers are left for the parameters' sums: they take a pass of their own.
-        # They come first: dx may lie over x or dy.
-        if wants:
-            _long_rows(builder, geometry, device, {**data, "dx": None})
-        if builder.spec.dx is not None:
-            _whole_rows(builder, geometry, device, data, wants=False)
-        return builder.finish("whole rows, parameters apart")
     _long_rows(builder, geometry, device, data)
     return builder.finish("long rows")
 
@@ -53,11 +42,10 @@ def _rows(builder: Builder, role: str, rows: int, cols: int) -> tuple[Ref, int] 
 def chunks_of(cols: int, least: int) -> tuple[int, int]:
     """A row as tiles of a power of two of columns: (columns, tiles).
 
-    One tile, unless it would waste more than two fifths; rows that do not fit the registers are
-    cut into tiles of 4096.
+    One tile, unless it would waste more than two fifths; long rows are cut into tiles of 4096.
     """
     best = (power_of_two(cols), 1)
-    if cols > _WIDEST or 8192 < cols <= _LONGEST:
+    if cols > 8192:
         return 4096, ceil_div(cols, 4096)
     waste = best[0] / cols
     chunk = best[0] // 2
@@ -77,10 +65,10 @@ def _whole_rows(
     builder: Builder,
     geometry: Geometry,
     device: Device,
-    data: dict[str, tuple[Ref, int] | None],
-    wants: bool,
+    data: Data,
 ) -> int:
     rows, cols = geometry.outer, geometry.channels
+    wants = builder.spec.dgamma is not None or builder.spec.dbeta is not None
     present = [one for one in data.values() if one is not None]
     itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
     vector = 16 // itemsize
@@ -89,7 +77,6 @@ def _whole_rows(
     width = chunk * chunks
     # Measured on an H200: 4 warps up to 1024 columns (and for uneven rows), 8 up to 8192, with 32
     # elements a thread; more programs a multiprocessor only where there is much to do.
-    again = width > _WIDEST
     warps = 16 if width > 8192 else 4 if width <= 1024 or chunks > 1 else 8
     per = 1 if warps >= 8 else 3 if rows * cols >= 1 << 25 and chunks == 1 else 2
     held = 4 * vector * warps * 32
@@ -120,11 +107,9 @@ def _whole_rows(
         "CHUNK": chunk,
         "CHUNKS": chunks,
         "ALIGN": align,
-        "STAGES": 1 if again else _stages(device, tile_rows * width, itemsize),
+        "STAGES": _stages(device, tile_rows * width, itemsize),
         "COMPUTE": builder.compute,
-        "AGAIN": again,
         "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
-        "KEEP": width <= _LONGEST,
         "EARLY": wants and device.starts_early,
     }
     # 3 programs of 4 warps need registers for all: the compiler would take 180.
@@ -181,7 +166,7 @@ def _long_rows(
     builder: Builder,
     geometry: Geometry,
     device: Device,
-    data: dict[str, tuple[Ref, int] | None],
+    data: Data,
 ) -> None:
     spec = builder.spec
     rows, cols = geometry.outer, geometry.channels
