@@ -6,10 +6,10 @@ LONG = {
     "a4x4096L3": R(4, 1024, 4, per=2, lag=3),
     "b8x8192L2": R(8, 2048, 4, lag=2),
     "b8x8192L3": R(8, 2048, 4, lag=3),
-    "c8x4096L2": R(8, 2048, 2, per=2, lag=2),
-    "c8x4096L3": R(8, 2048, 2, per=2, lag=3),
+    "c8x4096L2": R(8, 2048, 2, per=2, lag=2, keep=False),
+    "c8x4096L3": R(8, 2048, 2, per=2, lag=3, keep=False),
     "d8x4096r2L2": R(8, 2048, 2, rows=2, lag=2),
-    "e16x8192L2": R(16, 4096, 2, lag=2),
+    "e16x8192L2": R(16, 4096, 2, lag=2, keep=False),
     "f4x3072L2": R(4, 1024, 3, per=3, lag=2, keep=False),
 }
 LONGF = {
@@ -28,7 +28,7 @@ def add(shape, dt, **v): S.setdefault((shape, dt), {}).update(v)
 for shape in ((4096, 16384), (2048, 32768), (1024, 12288)):
     add(shape, "bf16", **LONG); add(shape, "f32", **LONGF)
 add((1024, 12288), "bf16", s16x12288=R(16, 4096, 3, keep=False), s8x12288=R(8, 2048, 6, keep=False))
-add((8192, 8192), "bf16", s8=R(8, 2048, 4), s16=R(16, 4096, 2), **some(LONG, "a4x4096L2 a4x4096L3 c8x4096L2 b8x8192L2"))
+add((8192, 8192), "bf16", s8=R(8, 2048, 4), s16=R(16, 4096, 2), **some(LONG, "a4x4096L2 a4x4096L3 c8x4096L2"))
 add((8192, 8192), "f32", s8=R(8, 1024, 8), s16=R(16, 2048, 4), **some(LONGF, "w8x2048L2 w8x2048L3 w4x2048L2"))
 add((8192, 5120), "bf16", s4p2=R(4, 1024, 5, per=2), s8v4=R(8, 1024, 5, vector=4), s8x6144=R(8, 2048, 3), s8v4p2=R(8, 1024, 5, vector=4, per=2, keep=False),
     t2x3072=R(4, 1024, 3, per=3, lag=2, keep=False), t5x1024=R(4, 1024, 1, per=4, lag=3))

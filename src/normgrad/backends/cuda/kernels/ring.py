@@ -194,20 +194,20 @@ def layer_ring(
             sums_gamma = sums_gamma + (gl.zeros([HELD, COLS], tl.float32, tile),)
             sums_beta = sums_beta + (gl.zeros([HELD, COLS], tl.float32, tile),)
     await_step_before(EARLY)  # it cleared the words
+    seen = gl.zeros([ROWS, THREADS], tl.uint64, box)
     steps = (tl.cdiv(rows, ROWS) - first + teams - 1) // teams
     for step in tl.range(0, steps + LAG):
         # Rows beyond the last are zeros: they add nothing.
         row = (first + step * teams) * ROWS + local
         earlier = row - LAG * teams * ROWS
         if not SOLO:
-            # The partners' sums of an earlier row: on their way during these sums.
+            # The partners' sums of an earlier row: looked at in the step before.
             theirs = (first + (step - LAG) * teams) * ROWS + gl.arange(
                 0, ROWS, gl.SliceLayout(1, box)
             )
             partner = gl.arange(0, THREADS, gl.SliceLayout(0, box))[None, :]
             wanted = ((theirs < rows) & (theirs >= 0))[:, None] & (partner < team)
             mail = words + theirs.to(tl.int64)[:, None] * team + partner
-            seen = look_at_words(mail, wanted)
         async_copy.wait_group(RING - 1 - LAG)
         slot = step % RING
         mu = centres.index(slot).load(down)[:, None]
@@ -273,6 +273,11 @@ def layer_ring(
                     u1, u2 = s1, s2
                 else:
                     u1, u2 = unpack_pair(await_words(mail, wanted, ROWS, seen))
+                    soon = theirs + teams * ROWS
+                    expected = ((soon < rows) & (soon >= 0))[:, None] & (partner < team)
+                    seen = look_at_words(
+                        words + soon.to(tl.int64)[:, None] * team + partner, expected
+                    )
                 if INTERPRETED:
                     s1, s2 = sum_pairs(s1, s2, 1)
                     u1, u2 = sum_pairs(u1, u2, 1)
