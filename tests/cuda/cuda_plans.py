@@ -18,7 +18,7 @@ def plan(op, shape, dtype="bfloat16", layout="contiguous", device="h200", **opti
     return program_of(spec_of(workload.case, dtype), KNOWN[device])
 
 
-COPYING = {"planes.plane_slabs", "ring.layer_ring"}  # kernels that copy asynchronously
+COPYING = {"planes.plane_slabs", "row_teams.layer_teams"}  # kernels that copy asynchronously
 
 
 def launches(program):
@@ -41,7 +41,7 @@ def tile_bytes(step):
     given, sizes = dict(step.arguments), dict(step.constants)
     each = sum(BYTES[given[role].dtype] for role in ("x", "dy"))
     tiles = sizes["RING"] * sizes["CHUNKS"] if "RING" in sizes else sizes.get("DEPTH", 1)
-    return tiles * sizes["ROWS"] * sizes["COLS"] * each
+    return tiles * sizes.get("ROWS", 1) * sizes["COLS"] * each
 
 
 def resident_blocks(device, step, shared):

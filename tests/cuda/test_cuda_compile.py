@@ -27,14 +27,13 @@ PLANES = (
 ROWS = (
     ("layer_norm", "4096x16384", "bfloat16"),
     ("layer_norm", "4096x16384", "float32"),
-    ("layer_norm", "8192x8192", "bfloat16"),  # a row in a block
     ("layer_norm", "16x100001", "float32"),  # uneven parts
 )
 OTHERS = (
     ("batch_norm", "64x256x56x56", "float64"),
     ("group_norm", "2x320x64x64", "bfloat16", "channels-last"),
     ("batch_norm_elemt", "64x256x56x56", "bfloat16"),
-    ("layer_norm", "16384x4096", "float32"),
+    ("layer_norm", "8192x8192", "float32"),
     ("layer_norm", "65536x768", "bfloat16"),
     ("layer_norm", "16x2097152", "float32"),
 )
@@ -126,7 +125,7 @@ def test_other_kernels_on_hopper(request_, compiled):
 def test_kernels_on_ampere(compiled):
     """The same Python for compute capability 8.0, with the plans of an A100."""
     device = KNOWN["a100"]
-    for request_ in (PLANES[0], PLANES[2], *ROWS[:3], OTHERS[3]):
+    for request_ in (PLANES[0], PLANES[2], *ROWS[:2], OTHERS[3]):
         for step in launches(plan(*request_, device="a100")):
             metadata, registers, _, _ = compiled(step, device.capability)
             assert registers * 32 * step.warps <= device.registers, step.kernel

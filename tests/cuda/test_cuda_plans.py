@@ -109,13 +109,13 @@ def test_slabs_are_covered(known):
     assert (seen > 5) == device.copies_ahead
 
 
-def test_rows_of_a_ring_are_covered(known):
+def test_rows_of_teams_are_covered(known):
     """Every column has its block, every row its team, and the ring its next step under way."""
     device, found = known
     seen = 0
     for name, program in found.items():
         for step in launches(program):
-            if step.kernel != "ring.layer_ring":
+            if step.kernel != "row_teams.layer_teams":
                 continue
             given, sizes = dict(step.arguments), dict(step.constants)
             seen += 1
@@ -126,11 +126,8 @@ def test_rows_of_a_ring_are_covered(known):
             assert given["team"] <= 32 * step.warps, name  # a thread polls one word
             assert given["teams"] <= given["rows"], name
             assert sizes["RING"] >= sizes["LAG"] + 2, name
-            assert sizes["SOLO"] == (given["words"] is None), name
-            assert sizes["SOLO"] == (sizes["LAG"] == 0), name
-            if given["words"] is not None:
-                words = given["rows"] * given["team"]
-                assert cleared(program, step) == (given["words"], words), name
+            words = given["rows"] * given["team"]
+            assert cleared(program, step) == (given["words"], words), name
     assert (seen > 2) == device.copies_ahead
 
 
@@ -235,6 +232,7 @@ def test_every_result_is_written(known):
         (("layer_norm", "16384x4096"), "whole rows, 132 programs"),
         (("layer_norm", "16384x4096", "float32", "contiguous", "a100"), "whole rows, 108 programs"),
         (("layer_norm", "3x64"), "whole rows, 1 programs"),
+        (("layer_norm", "1024x12288"), "whole rows, 132 programs"),
         (("layer_norm", "4096x16384"), "resident rows, 66 teams"),
         (("layer_norm", "4096x16384", "float32"), "resident rows, 33 teams"),
         (("layer_norm", "4096x16384", "bfloat16", "contiguous", "t4"), "long rows"),
@@ -289,8 +287,8 @@ def test_a_mask_saves_launches_of_layer_norm():
     long_gradient, long_parameters = (
         plan("layer_norm", "4096x16384", mask=mask) for mask in MASKS[1:3]
     )
-    assert kernels(long_gradient) == ["clear_words", "layer_ring"]
-    assert kernels(long_parameters) == ["layer_ring", "finish_rows"]
+    assert kernels(long_gradient) == ["clear_words", "layer_teams"]
+    assert kernels(long_parameters) == ["row_apply", "finish_rows"]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels-last"])

@@ -4,7 +4,7 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
-from normgrad.backends.cuda.ring_plan import Data, choose_ring, ring_rows
+from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, team_rows
 from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
@@ -12,18 +12,18 @@ from normgrad.geometry import Geometry, reshaped_strides
 _LONGEST = 12288  # columns that a block of 16 warps keeps in registers with their sums
 
 
-def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, ring: bool) -> Program:
-    """Rows in a ring of tiles where that is best (and ``ring``), else in registers of a block."""
+def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bool) -> Program:
+    """Rows in registers of a block, or (with ``teams``) on chip in several; else two passes."""
     rows, cols = geometry.outer, geometry.channels
     data = {role: _rows(builder, role, rows, cols) for role in ("dy", "x", "dx")}
-    chosen = choose_ring(builder, geometry, device, data) if ring else None
-    if chosen is not None:
-        partials, teams = ring_rows(builder, geometry, device, data, chosen)
-        finish_rows(builder, partials, teams, cols, early=device.starts_early)
-        return builder.finish(f"resident rows, {teams} teams")
     if builder.compute == "float32" and cols <= _LONGEST:
         programs = _whole_rows(builder, geometry, device, data)
         return builder.finish(f"whole rows, {programs} programs")
+    ring = choose_ring(builder, geometry, device, data) if teams else None
+    if ring is not None:
+        partials, count = team_rows(builder, geometry, device, data, ring)
+        finish_rows(builder, partials, count, cols, early=device.starts_early)
+        return builder.finish(f"resident rows, {count} teams")
     _long_rows(builder, geometry, device, data)
     return builder.finish("long rows")
 
@@ -138,8 +138,8 @@ def finish_rows(
     """Join the partial sums of the parameters."""
     if partials is None:
         return
-    # Measured on an H200: wide tiles for many columns, else more blocks.
-    down, width, warps = (64, 32, 8) if cols > 4096 else (32, 16, 4)
+    # Measured on an H200: large tiles for many columns or programs, else more blocks.
+    down, width, warps = (64, 32, 8) if cols >= 4096 or programs > 300 else (32, 16, 4)
     builder.launch(
         "sums.finish_rows",
         (ceil_div(cols, width),),

@@ -37,7 +37,7 @@ def _make(
     if geometry.size == 0:
         return _zeros(builder)
     if spec.op is Op.LAYER_NORM:
-        return plan_rows(builder, geometry, device, ring=resident)
+        return plan_rows(builder, geometry, device, teams=resident)
     layout = lay_out(builder, geometry)
     sums_wanted = any(role != "dx" for role in spec.wanted)
     corrected = spec.op is not Op.BATCH_NORM_ELEMT and spec.training
