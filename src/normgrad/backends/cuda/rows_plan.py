@@ -74,11 +74,17 @@ def _whole_rows(
     vector = 16 // itemsize
     align = alignment(itemsize, cols, *(step for _, step in present))
     chunk, chunks = chunks_of(cols, 32 * vector)
+    uneven = chunks > 1 and chunk < 4096
+    if chunk == 8192 and itemsize == 2:
+        chunk, chunks = 4096, 2  # 88.7 % instead of 87.9 for 8192x8192
     width = chunk * chunks
     # Measured on an H200: 4 warps up to 1024 columns (and for uneven rows), 8 up to 8192, with 32
-    # elements a thread; more programs a multiprocessor only where there is much to do.
-    warps = 16 if width > 8192 else 4 if width <= 1024 or chunks > 1 else 8
-    per = 1 if warps >= 8 else 3 if rows * cols >= 1 << 25 and chunks == 1 else 2
+    # elements a thread; more programs a multiprocessor only where there is much to do. Each has
+    # partial sums: 8192x5120 in float32 reads 93 % with one, 89 with two (bfloat16: 73, 81).
+    warps = 16 if width > 8192 else 4 if width <= 1024 or uneven else 8
+    per = 2 if chunks > 1 or rows * cols < 1 << 25 else 3
+    if warps >= 8 or (uneven and itemsize == 4):
+        per = 1
     held = 4 * vector * warps * 32
     tile_rows = max(1, power_of_two(held // width + 1) // 2)
     tile_rows = min(tile_rows, 32, power_of_two(rows))
