@@ -18,6 +18,9 @@ def plan(op, shape, dtype="bfloat16", layout="contiguous", device="h200", **opti
     return program_of(spec_of(workload.case, dtype), KNOWN[device])
 
 
+COPYING = {"planes.plane_slabs", "row_teams.layer_teams"}  # kernels that copy asynchronously
+
+
 def launches(program):
     return [step for step in program.steps if isinstance(step, Launch)]
 
@@ -37,7 +40,8 @@ def tile_bytes(step):
     """The bytes of x and dy that a block holds."""
     given, sizes = dict(step.arguments), dict(step.constants)
     each = sum(BYTES[given[role].dtype] for role in ("x", "dy"))
-    return sizes.get("DEPTH", 1) * sizes["ROWS"] * sizes["COLS"] * each
+    tiles = sizes["RING"] * sizes["CHUNKS"] if "RING" in sizes else sizes.get("DEPTH", 1)
+    return tiles * sizes.get("ROWS", 1) * sizes["COLS"] * each
 
 
 def resident_blocks(device, step, shared):

@@ -6,6 +6,7 @@ import sys
 import pytest
 from cuda_plans import (
     BYTES,
+    COPYING,
     kernels,
     launches,
     plan,
@@ -73,6 +74,16 @@ def test_blocks_that_wait_for_each_other_all_fit(known):
     assert (waiting > 10) == device.copies_ahead
 
 
+def cleared(program, step):
+    """The words that the step before a launch sets all bits of, and how many."""
+    before = program.steps[program.steps.index(step) - 1]
+    if isinstance(before, Fill):
+        assert before.value == 0xFF  # no sum has these bits
+        return before.target, before.nbytes // 8
+    assert before.kernel == "copy.clear_words"
+    return tuple(dict(before.arguments).values())
+
+
 def test_slabs_are_covered(known):
     """Every row of every slab has its block."""
     device, found = known
@@ -94,14 +105,30 @@ def test_slabs_are_covered(known):
             assert sizes["TEAM"] * sizes["CHANNEL_TILE"] >= 32 * step.warps, name
             if step.cooperative:
                 words = given["slabs"] * sizes["COPIES"] * given["team"] * sizes["CHANNEL_TILE"]
-                before = program.steps[program.steps.index(step) - 1]
-                if isinstance(before, Fill):
-                    assert (before.target, before.nbytes) == (given["words"], 8 * words), name
-                    assert before.value == 0xFF, name  # no sum has these bits
-                else:
-                    assert before.kernel == "copy.clear_words", name
-                    assert dict(before.arguments) == {"words": given["words"], "count": words}
+                assert cleared(program, step) == (given["words"], words), name
     assert (seen > 5) == device.copies_ahead
+
+
+def test_rows_of_teams_are_covered(known):
+    """Every column has its block, every row its team, and the ring its next step under way."""
+    device, found = known
+    seen = 0
+    for name, program in found.items():
+        for step in launches(program):
+            if step.kernel != "row_teams.layer_teams":
+                continue
+            given, sizes = dict(step.arguments), dict(step.constants)
+            seen += 1
+            assert step.grid == (given["team"] * given["teams"], 1, 1), name
+            assert given["team"] * given["width"] >= given["cols"], name
+            assert (given["team"] - 1) * given["width"] < given["cols"], name
+            assert given["width"] * sizes["ALIGN"] <= sizes["COLS"] * sizes["CHUNKS"], name
+            assert given["team"] <= 32 * step.warps, name  # a thread polls one word
+            assert given["teams"] <= given["rows"], name
+            assert sizes["RING"] >= sizes["LAG"] + 2, name
+            words = given["rows"] * given["team"]
+            assert cleared(program, step) == (given["words"], words), name
+    assert (seen > 2) == device.copies_ahead
 
 
 def test_a_launch_starts_early_only_behind_what_it_may_overtake(known):
@@ -122,10 +149,10 @@ def test_a_launch_starts_early_only_behind_what_it_may_overtake(known):
 def test_programs_for_any_address_need_no_asynchronous_copies(known):
     _, found = known
     for name, program in found.items():
-        resident = "planes.plane_slabs" in [step.kernel for step in launches(program)]
-        assert resident == (program.unaligned is not None), name
+        copying = COPYING & {step.kernel for step in launches(program)}
+        assert bool(copying) == (program.unaligned is not None), name
         if program.unaligned is not None:
-            assert all("slabs" not in step.kernel for step in launches(program.unaligned)), name
+            assert not COPYING & {step.kernel for step in launches(program.unaligned)}, name
 
 
 def test_grids_are_what_cuda_takes(known):
@@ -205,8 +232,11 @@ def test_every_result_is_written(known):
         (("layer_norm", "16384x4096"), "whole rows, 132 programs"),
         (("layer_norm", "16384x4096", "float32", "contiguous", "a100"), "whole rows, 108 programs"),
         (("layer_norm", "3x64"), "whole rows, 1 programs"),
-        (("layer_norm", "4096x16384"), "whole rows, parameters apart"),
-        (("layer_norm", "16x262144"), "long rows"),
+        (("layer_norm", "1024x12288"), "whole rows, 132 programs"),
+        (("layer_norm", "4096x16384"), "resident rows, 66 teams"),
+        (("layer_norm", "4096x16384", "float32"), "resident rows, 33 teams"),
+        (("layer_norm", "4096x16384", "bfloat16", "contiguous", "t4"), "long rows"),
+        (("layer_norm", "16x2097152"), "long rows"),
         (("layer_norm", "64x512", "float64"), "long rows"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
@@ -257,7 +287,7 @@ def test_a_mask_saves_launches_of_layer_norm():
     long_gradient, long_parameters = (
         plan("layer_norm", "4096x16384", mask=mask) for mask in MASKS[1:3]
     )
-    assert kernels(long_gradient) == ["layer_rows"]
+    assert kernels(long_gradient) == ["clear_words", "layer_teams"]
     assert kernels(long_parameters) == ["row_apply", "finish_rows"]
 
 

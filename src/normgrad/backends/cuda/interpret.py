@@ -26,7 +26,7 @@ def interpret(
         constants = constants_of(step)
         phases: tuple[int | None, ...] = (None,)
         if "PHASE" in constants:
-            phases = (3,) if constants["SOLO"] else (1, 2)
+            phases = (1, 2) if step.cooperative else (3,)
         for phase in phases:
             if phase is not None:
                 constants["PHASE"] = phase
