@@ -178,12 +178,12 @@ def gradients(
                 to += part * size_of(fmt)
                 head -= part
                 left -= part
-        while left >= 2 * width:
-            d0, d1 = load_pair(fmt, at)
-            t0, t1 = load_pair(fmt, at_x)
-            r0 = fma(va, d0, fma(vb, t0 - centre, vc))
-            r1 = fma(va, d1, fma(vb, t1 - centre, vc))
-            if streaming:
+            # A loop of its own: in one with plain stores LLVM made these plain for float16.
+            while left >= 2 * width:
+                d0, d1 = load_pair(fmt, at)
+                t0, t1 = load_pair(fmt, at_x)
+                r0 = fma(va, d0, fma(vb, t0 - centre, vc))
+                r1 = fma(va, d1, fma(vb, t1 - centre, vc))
                 stream_pair(fmt, to, r0, r1)
                 if far:
                     prefetch(at + FAR)
@@ -191,18 +191,29 @@ def gradients(
                     if size_of(fmt) > 2:
                         prefetch(at + FAR + step)
                         prefetch(at_x + FAR + step)
-            else:
-                store_pair(fmt, to, r0, r1)
+                at += 2 * step
+                at_x += 2 * step
+                to += 2 * step
+                left -= 2 * width
+            if left >= width:
+                t = load(fmt, at_x) - centre
+                stream_line(fmt, to, fma(va, load(fmt, at), fma(vb, t, vc)))
+                at += step
+                at_x += step
+                to += step
+                left -= width
+        while left >= 2 * width:
+            d0, d1 = load_pair(fmt, at)
+            t0, t1 = load_pair(fmt, at_x)
+            r0 = fma(va, d0, fma(vb, t0 - centre, vc))
+            r1 = fma(va, d1, fma(vb, t1 - centre, vc))
+            store_pair(fmt, to, r0, r1)
             at += 2 * step
             at_x += 2 * step
             to += 2 * step
             left -= 2 * width
         if left >= width:
-            r0 = fma(va, load(fmt, at), fma(vb, load(fmt, at_x) - centre, vc))
-            if streaming:
-                stream_line(fmt, to, r0)
-            else:
-                store(fmt, to, r0)
+            store(fmt, to, fma(va, load(fmt, at), fma(vb, load(fmt, at_x) - centre, vc)))
             at += step
             at_x += step
             to += step
