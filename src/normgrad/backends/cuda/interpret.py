@@ -26,7 +26,8 @@ def interpret(
         constants = constants_of(step)
         phases: tuple[int | None, ...] = (None,)
         if "PHASE" in constants:
-            phases = (3,) if constants["SOLO"] else (1, 2)
+            # Column sums go round in two steps: sums, totals, gradient.
+            phases = (3,) if constants.get("SOLO") else (1, 2) if "SOLO" in constants else (1, 2, 3)
         for phase in phases:
             if phase is not None:
                 constants["PHASE"] = phase
