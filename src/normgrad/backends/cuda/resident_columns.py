@@ -157,9 +157,7 @@ def resident_columns(builder: Builder, geometry: Geometry, layout: Layout, devic
     return True
 
 
-def slabs_of(
-    builder: Builder, geometry: Geometry, layout: Layout, device: Device
-) -> Slabs | None:
+def slabs_of(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> Slabs | None:
     """What there is to do; None where asynchronous copies cannot do it."""
     x = layout.x
     if builder.compute != "float32" or not layout.same_strides or device.capability < 80:
@@ -238,6 +236,7 @@ def add_columns(
         "VECTOR": 16 // data.itemsize,
         "WARPS": cut.block.warps,
         "ALIGN": data.align,
+        "EVICT": "evict_first",
         "PHASE": 0,
     }
     builder.launch(

@@ -64,9 +64,7 @@ def blocks_per_multiprocessor(device: Device, warps: int, registers: int, shared
     return min(by_registers, by_shared, 2048 // (warps * THREADS), 32)
 
 
-def share_out(
-    rows: int, most_rows: int, least_rows: int, slabs: int, resident: int
-) -> Team | None:
+def share_out(rows: int, most_rows: int, least_rows: int, slabs: int, resident: int) -> Team | None:
     """Teams for slabs of ``rows`` rows; None where a slab does not fit on the device.
 
     A block takes up to ``most_rows``. Teams are as large as there are blocks for, so that all take

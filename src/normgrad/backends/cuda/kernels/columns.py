@@ -165,6 +165,7 @@ def column_slabs(
     VECTOR: tl.constexpr,  # elements of 16 bytes
     WARPS: tl.constexpr,
     ALIGN: tl.constexpr,
+    EVICT: tl.constexpr,  # what the cache does with dx
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, 2: totals, 3: gradient
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
@@ -197,9 +198,7 @@ def column_slabs(
             number = _turned((zero + ahead) % loads, stream, loads, FIXED)
             _copy(data, ahead, slab, number, part, local, cols, ROWS, ALIGN)
         for ahead in tl.range(0, FIXED):
-            _copy(
-                data, DEPTH + ahead, first_slab, zero + ahead, part, local, cols, ROWS, ALIGN
-            )
+            _copy(data, DEPTH + ahead, first_slab, zero + ahead, part, local, cols, ROWS, ALIGN)
     turn = zero
     for slab in tl.range(first_slab, slabs, teams):
         columns = _place(slab, part, ALIGN)[1]
@@ -291,7 +290,12 @@ def column_slabs(
                     number = _turned(load, stream, loads, FIXED)
                     result = wide * factor - offset - (narrow.to(tl.float32) - centre) * slope
                     origin, at, mask = _tile(slab, number, part, local, cols, ROWS, ALIGN)
-                    gl.store(dx + origin + at, result.to(dx.dtype.element_ty), mask=mask)
+                    gl.store(
+                        dx + origin + at,
+                        result.to(dx.dtype.element_ty),
+                        mask=mask,
+                        eviction_policy=EVICT,
+                    )
             for visit in tl.range(0, FIXED):
                 slot = zero + DEPTH + visit
                 wide = tiles_dy.index(slot).load(tile).to(tl.float32)
@@ -301,6 +305,11 @@ def column_slabs(
                 if PHASE != 1:
                     result = wide * factor - offset - (narrow.to(tl.float32) - centre) * slope
                     origin, at, mask = _tile(slab, number, part, local, cols, ROWS, ALIGN)
-                    gl.store(dx + origin + at, result.to(dx.dtype.element_ty), mask=mask)
+                    gl.store(
+                        dx + origin + at,
+                        result.to(dx.dtype.element_ty),
+                        mask=mask,
+                        eviction_policy=EVICT,
+                    )
             turn = (turn + loads) % DEPTH
     async_copy.wait_group(0)

@@ -32,7 +32,9 @@ def _rows(chunk, first, share, rows, local, ROWS: tl.constexpr):
 
 
 @jit
-def _elements(row, ok, cols, pieces, piece, run, plane_step, ALIGN: tl.constexpr, WIDE: tl.constexpr):
+def _elements(
+    row, ok, cols, pieces, piece, run, plane_step, ALIGN: tl.constexpr, WIDE: tl.constexpr
+):
     """Offsets from the slab's first element, and the mask."""
     index: tl.constexpr = tl.int64 if WIDE else tl.int32
     start = (row % pieces) * piece * ALIGN
@@ -121,7 +123,9 @@ def plane_slabs(
         at, mask = _elements(row, ok, cols, pieces, piece, run, plane_step, ALIGN, WIDE)
         at += _origin(slab, split, outer_step, inner_step, ALIGN)
         async_copy.async_copy_global_to_shared(tiles_x.index(ahead), x + at, mask & (slab < slabs))
-        async_copy.async_copy_global_to_shared(tiles_dy.index(ahead), dy + at, mask & (slab < slabs))
+        async_copy.async_copy_global_to_shared(
+            tiles_dy.index(ahead), dy + at, mask & (slab < slabs)
+        )
         async_copy.commit_group()
     turn = slabs * 0
     for slab in tl.range(first_slab, slabs, teams):
@@ -170,9 +174,7 @@ def plane_slabs(
             if GROUP:
                 s1, s2 = sum_pairs(s1, s2, 0)
             elif BLOCK_CHANNELS == 1:
-                s1, s2 = sum_pairs(
-                    gl.reshape(s1, [ROWS * COLS]), gl.reshape(s2, [ROWS * COLS]), 0
-                )
+                s1, s2 = sum_pairs(gl.reshape(s1, [ROWS * COLS]), gl.reshape(s2, [ROWS * COLS]), 0)
             else:
                 s1, s2 = sum_pairs(s1, s2, 0)
                 s1 = gl.convert_layout(s1, gl.SliceLayout(1, hot))
