@@ -31,6 +31,7 @@ _SETTINGS: Final = {
 # Where the address of each result goes.
 _SLOTS: Final = {op: tuple(ROLES.index(role) for role in roles) for op, roles in RESULTS.items()}
 _CACHED_CALLS = 4096
+_ALIKE = 16  # of them that differ in types, strides or the shapes of lesser operands alone
 
 Tensors = tuple[TensorSpec | None, ...]
 Named = tuple[tuple[str, TensorSpec], ...]
@@ -55,15 +56,13 @@ def compute(
     backend: str | None,
 ) -> tuple[Array | None, ...]:
     """Results in the order of the operator's; ``arrays`` are in the order of ``spec.ROLES``."""
-    try:
-        seen = _fingerprint(op, arrays, unread, settings, mask, param_grad_dtype, backend, out)
-        known = _known.get(seen)
-    except (TypeError, RuntimeError):  # an unhashable option, a tensor without strides
-        seen = known = None
-    if known is not None:
-        results = known(arrays, out)
-        if results is not None:
-            return results
+    seen, present = _outline(op, arrays, unread, settings, mask, param_grad_dtype, backend, out)
+    for same, known in _known.get(seen, ()) if seen is not None else ():
+        if same(*present):
+            results = known(arrays, out)
+            if results is not None:
+                return results
+            break
     training = settings[0] if op is Op.BATCH_NORM else True
     names = public_names(op, training)
     views = []
@@ -103,7 +102,9 @@ def compute(
         from normgrad import torch_arrays
 
         prepare = torch_arrays.prepared if given is None else torch_arrays.prepared_into
-        _known[seen] = prepare(call.plan, call.results, _SLOTS[op], arrays)
+        entry = prepare(call.plan, call.results, _SLOTS[op], arrays)
+        alike = _known.get(seen, ())[: _ALIKE - 1]
+        _known[seen] = ((torch_arrays.same_as(present), entry), *alike)
     if given is None or out is None:
         return _into_new(call, kind, addresses, like, device)
     present = [role for role, tensor in zip(ROLES, tensors, strict=False) if tensor is not None]
@@ -112,11 +113,13 @@ def compute(
     return tuple(out)
 
 
-# Calls on plain torch tensors that were seen before, by what can be read off them quickest.
-_known: dict[Any, Callable[..., tuple[Array | None, ...] | None]] = {}
+# Calls on plain torch tensors that were seen before: a test of the tensors, and the rest of the
+# call, by what can be read off quickest.
+_Known = tuple[Callable[..., bool], Callable[..., tuple[Array | None, ...] | None]]
+_known: dict[Any, tuple[_Known, ...]] = {}
 
 
-def _fingerprint(
+def _outline(
     op: Op,
     arrays: tuple[Array | None, ...],
     unread: tuple[tuple[str, Array | None], ...],
@@ -125,27 +128,29 @@ def _fingerprint(
     param_grad_dtype: Any,
     backend: Any,
     out: Any,
-) -> Any:
-    """What decides a call on plain torch tensors; None for anything else."""
+) -> tuple[Any, list[Any]]:
+    """What tells most calls on plain torch tensors apart, and the tensors; None for others."""
     if mask.__class__ is not tuple and mask.__class__ is not list:
-        return None
-    parts: list[Any] = [op, settings, param_grad_dtype, backend]
+        return None, []
     for bit in mask:
         if bit is not True and bit is not False:  # a 1 equals True and is an error
-            return None
-        parts.append(bit)
+            return None, []
     if unread:
         arrays += tuple([array for _, array in unread])
     if out is not None:
         arrays += tuple(out)
-    for array in arrays:
-        if array is None:
-            parts.append(None)
-        elif _is_plain(array.__class__) and not array.is_neg():
-            parts += (array.shape, array.stride(), array.dtype, array.device)
-        else:
-            return None
-    return tuple(parts)
+    absent = [array is None for array in arrays]
+    present = [array for array in arrays if array is not None]
+    for array in present:
+        if not _is_plain(array.__class__):
+            return None, []
+    shape = present[-1].shape  # a result's if they are given
+    key = (op, settings, param_grad_dtype, backend, *mask, shape, present[0].shape, *absent)
+    try:
+        hash(key)
+    except TypeError:  # an option that is none
+        return None, []
+    return key, present
 
 
 @functools.cache

@@ -116,6 +116,34 @@ class TorchKind:
         return stream
 
 
+def same_as(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A test for tensors that differ from these in nothing but their data."""
+    try:
+        # What torch.compile guards its graphs with: 0.7 us for nine tensors instead of 4.
+        from torch._C._dynamo.guards import TensorGuards
+
+        sizes: Any = [list(one.shape) for one in tensors]
+        strides: Any = [list(one.stride()) for one in tensors]
+        guards = TensorGuards(
+            *tensors,
+            dynamic_dims_sizes=sizes,
+            dynamic_dims_strides=strides,
+        )
+        if guards.check(*tensors):
+            check: Callable[..., bool] = guards.check
+            return check
+    except (ImportError, TypeError, RuntimeError, SystemError):  # not an interface of torch's
+        pass
+    wanted = [_traits(one) for one in tensors]
+    return lambda *others: [_traits(one) for one in others] == wanted
+
+
+def _traits(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if tensor.layout is not torch.strided:
+        return ()
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg()
+
+
 def prepared(
     plan: Plan, results: Sequence[TensorSpec | None], slots: Sequence[int], arrays: Sequence[Any]
 ) -> Callable[..., tuple[Any, ...]]:

@@ -37,7 +37,7 @@ def tile_bytes(step):
     """The bytes of x and dy that a block holds."""
     given, sizes = dict(step.arguments), dict(step.constants)
     each = sum(BYTES[given[role].dtype] for role in ("x", "dy"))
-    return sizes["ROWS"] * sizes["COLS"] * each
+    return sizes.get("DEPTH", 1) * sizes["ROWS"] * sizes["COLS"] * each
 
 
 def resident_blocks(device, step, shared):

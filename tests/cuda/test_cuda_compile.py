@@ -73,20 +73,19 @@ UNUSUAL = (
 
 def the_resident(program):
     (step,) = (one for one in launches(program) if one.kernel == "planes.plane_slabs")
-    assert step.cooperative
     return step
 
 
 def tile(step):
     sizes = dict(step.constants)
-    return [sizes[name] for name in ("ROWS", "COLS", "BLOCK_CHANNELS", "ALIGN")]
+    return [sizes[name] for name in ("ROWS", "COLS", "WARPS", "DEPTH", "BLOCK_CHANNELS")]
 
 
 @pytest.mark.parametrize("request_", PLANES, ids=" ".join)
 def test_resident_kernels_on_hopper(request_, compiled):
     step = the_resident(plan(*request_))
     metadata, registers, stack, code = compiled(step, 90)
-    assert metadata.launch_cooperative_grid
+    assert metadata.launch_cooperative_grid == step.cooperative
     assert registers <= step.registers
     assert stack < 64, "spilled registers go to memory on every slab"
     assert "LDGSTS" in code, "the next slab is not fetched by asynchronous copies"
@@ -95,14 +94,15 @@ def test_resident_kernels_on_hopper(request_, compiled):
 @pytest.mark.parametrize("request_", [*PLANES, *UNUSUAL], ids=" ".join)
 def test_the_plan_knows_how_much_shared_memory_a_block_takes(request_, compiled):
     """It plans before anything is compiled; a grid that does not fit fails to launch."""
-    step = the_resident(plan(*request_))
-    metadata, *_ = compiled(step, 90)
+    known = {}
     for name, device in KNOWN.items():
         for one in launches(plan(*request_, device=name)):
-            # Below 8.0 there are no asynchronous copies, which take most of it.
-            if one.cooperative and device.capability >= 80:
-                assert tile(one) == tile(step)
-                assert one.grid[0] <= resident_blocks(device, one, metadata.shared), name
+            if one.cooperative:
+                size = str(tile(one))
+                if size not in known:  # of one shape for most devices
+                    metadata, *_ = compiled(one, device.capability)
+                    known[size] = metadata.shared
+                assert one.grid[0] <= resident_blocks(device, one, known[size]), name
 
 
 @pytest.mark.parametrize("request_", OTHERS, ids=" ".join)
@@ -145,9 +145,10 @@ def test_every_kernel_is_compiled_here():
     written = set()
     for path in Path(kernels.__file__).parent.glob("*.py"):
         text = path.read_text(encoding="utf-8")
-        entry = re.findall(r"@triton\.jit\ndef (\w+)\(\n    (?:dy|partials|source)\b", text)
+        entry = re.findall(r"@(?:triton\.)?jit\ndef (\w+)\(\n    (?:dy|partials|source)\b", text)
         written |= {f"{path.stem}.{name}" for name in entry}
     met = {step.kernel for one in (*PLANES, *OTHERS) for step in launches(plan(*one))}
     met |= {"copy.strided_copy"}  # in the interpreter's cases
     written -= {"sums.join", "apply.gradient"}  # called by kernels
+    met -= {"copy.clear_words"}  # in one line
     assert written == met

@@ -15,9 +15,14 @@ class Device:
     shared_bytes: int  # of a multiprocessor
 
     @property
-    def cooperative(self) -> bool:
-        """Whether blocks can wait for each other."""
-        return self.capability >= 70
+    def copies_ahead(self) -> bool:
+        """Whether copies to shared memory go on beside the arithmetic."""
+        return self.capability >= 80
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether a launch can start before the one before it is done."""
+        return self.capability >= 90
 
 
 H200 = Device("NVIDIA H200", 90, 132, 65536, 228 << 10)

@@ -42,6 +42,9 @@ def run_program(program: Program, index: int, bases: Sequence[int], stream: int)
     for address in bases:
         bits |= address
     aligned = not bits & 15
+    if program.unaligned is not None and not aligned:
+        _run_unaligned(program.unaligned, index, bases, stream)
+        return
     key = (index, aligned)
     prepared = program.prepared.get(key)
     if prepared is None:
@@ -49,6 +52,18 @@ def run_program(program: Program, index: int, bases: Sequence[int], stream: int)
         program.prepared[key] = prepared
     for step in prepared:
         step(bases, stream)
+
+
+def _run_unaligned(program: Program, index: int, bases: Sequence[int], stream: int) -> None:
+    """The other program, with a workspace of its own: rare enough not to be planned for."""
+    import torch
+
+    place = torch.cuda.default_stream(index)
+    if stream:
+        place = torch.cuda.ExternalStream(stream, index)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(place):
+        memory = torch.empty(program.workspace_bytes, dtype=torch.uint8, device=place.device)
+    run_program(program, index, [*bases[:-1], memory.data_ptr()], stream)
 
 
 def _prepare(step: Launch | Fill, index: int, aligned: bool) -> Any:
@@ -104,6 +119,7 @@ def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     kernel = kernel_of(step.kernel)
     double = dict(step.constants).get("COMPUTE") == "float64"
@@ -120,13 +136,12 @@ def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
     options: dict[str, Any] = {
         "num_warps": step.warps,
         "launch_cooperative_grid": step.cooperative,
+        "launch_pdl": step.early,
     }
     if step.registers:
         options["maxnreg"] = step.registers
-    make = ASTSource
-    if kernel.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource as make
-    source = make(kernel, signature, constants_of(step), attributes)
+    form = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = form(kernel, signature, constants_of(step), attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 

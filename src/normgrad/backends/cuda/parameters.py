@@ -7,7 +7,13 @@ from normgrad.geometry import Geometry
 
 
 def add_parameters(
-    builder: Builder, geometry: Geometry, layout: Layout, partials: Ref, splits: int
+    builder: Builder,
+    geometry: Geometry,
+    layout: Layout,
+    partials: Ref,
+    splits: int,
+    *,
+    early: bool = False,
 ) -> None:
     """Group norm's parameter gradients from the partial sums of each sample and channel."""
     if builder.spec.dgamma is None and builder.spec.dbeta is None:
@@ -29,5 +35,6 @@ def add_parameters(
             "channels": layout.channels,
             "group_size": geometry.channels,
         },
-        {"CHANNELS": size, "PARTS": parts, "COMPUTE": builder.compute},
+        {"CHANNELS": size, "PARTS": parts, "COMPUTE": builder.compute, "EARLY": early},
+        early=early,
     )

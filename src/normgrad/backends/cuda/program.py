@@ -37,11 +37,12 @@ class Launch:
     warps: int = 4
     registers: int | None = None  # per thread, at most
     cooperative: bool = False  # all blocks must be resident: they wait for each other
+    early: bool = False  # may start before the launch before it is done, and waits inside
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={value}" for name, value in self.constants)
         limit = f", {self.registers} registers" if self.registers else ""
-        mode = ", cooperative" if self.cooperative else ""
+        mode = (", cooperative" if self.cooperative else "") + (", early" if self.early else "")
         blocks = "x".join(str(size) for size in self.grid)
         return f"{self.kernel}[{blocks}] {self.warps} warps{limit}{mode} ({sizes})"
 
@@ -68,6 +69,8 @@ class Program:
     strategy: str
     steps: tuple[Step, ...]
     workspace_bytes: int
+    # What runs where an address is no multiple of 16 bytes, if that is another program.
+    unaligned: "Program | None" = None
     # Compiled kernels by device and alignment: filled by the first run.
     prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -109,6 +112,19 @@ class Builder:
     def fill(self, target: Ref, count: int, value: int) -> None:
         """Set ``count`` elements' bytes."""
         self.steps.append(Fill(target, count * _ITEMSIZE[target.dtype], value))
+
+    def clear(self, words: Ref, count: int, *, early: bool) -> None:
+        """Set all bits of words, beside the start of the next launch if that is ``early``."""
+        if not early:
+            self.fill(words, count, 0xFF)
+            return
+        block = 1024
+        self.launch(
+            "copy.clear_words",
+            (-(-count // block),),
+            {"words": words, "count": count},
+            {"BLOCK": block},
+        )
 
     def vector(self, role: str) -> Ref | None:
         """A small operand as a dense vector, copied if it is not one."""

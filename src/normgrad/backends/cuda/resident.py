@@ -22,14 +22,25 @@ from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
 _MOST_CHANNELS = 8  # channels of one plane: their sums are told apart by masks
-# Blocks to choose from, the first that can. Many small ones overlap best: while some wait for
-# their partners, others copy. But a team of more blocks than there are multiprocessors waits
-# longer than it wins: 256x64x112x112 in bfloat16 reads 73 % with the first, 80 with the second.
-_BLOCKS = (
-    Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128),
-    Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128),
-    Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255),
-)
+_LARGE = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128)
+_WHOLE = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255)
+
+
+def _blocks(group: bool, together: int, multiprocessors: int) -> tuple[tuple[Block, int], ...]:
+    """Blocks to choose from and the largest team for each: the first that can.
+
+    One block for a slab has nobody to wait for. Else many small ones overlap best: while some wait
+    for their partners, others copy. But a team of more blocks than there are multiprocessors waits
+    longer than it wins: 256x64x112x112 in bfloat16 reads 71 % with the second, 78 with the third.
+    """
+    if group:  # rows of 1024 16-bit elements for each warp
+        small = Block(warps=4, chunk_bytes=8 << 10, chunks=3, registers=128)
+    elif together == 1:
+        small = Block(warps=4, chunk_bytes=4 << 10, chunks=5, registers=96)
+    else:
+        small = Block(warps=4, chunk_bytes=4 << 10, chunks=5, registers=128)
+    most = multiprocessors
+    return (_LARGE, 1), (small, most), (_LARGE, most), (_WHOLE, most), (_LARGE, 32 * most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     """Channels first; False where the slabs do not fit or the data lie unevenly."""
     spec = builder.spec
     group = geometry.statistic == "row"
-    if builder.compute != "float32" or not layout.same_strides or device.capability < 80:
+    if builder.compute != "float32" or not layout.same_strides or not device.copies_ahead:
         return False
     x, dx = layout.x, layout.dx
     assert dx is not None
@@ -68,8 +79,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     solo = team.team == 1
     channel_tile = power_of_two(together)
     words = None if solo else builder.scratch(slabs * team.team * channel_tile, "uint64")
-    if words is not None:
-        builder.fill(words, slabs * team.team * channel_tile, 0xFF)
+    early = words is not None and device.starts_early
     rows = planes * tiles.pieces
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
     partials = builder.scratch(2 * slabs * rows, "float32") if wants else None
@@ -118,8 +128,11 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "SOLO": solo,
         "ALIGN": align,
         "WIDE": reach >= 1 << 31,
+        "EARLY": early,
         "PHASE": 0,
     }
+    if words is not None:  # directly before the launch, which must meet no unfinished copy
+        builder.clear(words, slabs * team.team * channel_tile, early=early)
     builder.launch(
         "planes.plane_slabs",
         (team.team * team.teams,),
@@ -128,9 +141,10 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         warps=tiles.block.warps,
         registers=tiles.block.registers,
         cooperative=not solo,
+        early=early,
     )
     if partials is not None:
-        add_parameters(builder, geometry, layout, partials, tiles.pieces)
+        add_parameters(builder, geometry, layout, partials, tiles.pieces, early=device.starts_early)
     return True
 
 
@@ -144,9 +158,8 @@ def _cut(
     group: bool,
     together: int,
 ) -> _Tiles | None:
-    """The first block whose team is small enough, else the last that fits."""
-    found = None
-    for block in _BLOCKS:
+    """Tiles for the first block whose team is small enough."""
+    for block, most_blocks in _blocks(group, together, device.multiprocessors):
         elements = block.chunk_bytes // itemsize
         if group:
             # Each warp adds up rows of its own, the fewer the better: 32 or 16 elements a lane.
@@ -162,29 +175,35 @@ def _cut(
             continue
         tile_rows = elements // cols
         # Besides the tiles, what sums across warps need: more where channels share a row.
-        extra = 2048 if together == 1 else 4096 + 8 * cols * block.warps
+        extra = 512 if together == 1 else 512 + 4 * cols
         shared = 2 * block.chunks * block.chunk_bytes + extra
         per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
         resident = per * device.multiprocessors
-        team = share_out(planes * pieces, block.chunks * tile_rows, tile_rows, slabs, resident)
+        most = block.chunks * tile_rows
+        if ceil_div(planes * pieces, most) > most_blocks:
+            continue
+        team = share_out(
+            planes * pieces, most, tile_rows, slabs, min(resident, most_blocks * slabs)
+        )
         if team is None:
             continue
         depth = min(block.chunks, ceil_div(team.share, tile_rows) * team.rounds)
-        found = _Tiles(block, team, tile_rows, cols, pieces, piece, depth)
-        if team.team <= device.multiprocessors:
-            break
-    return found
+        return _Tiles(block, team, tile_rows, cols, pieces, piece, depth)
+    return None
 
 
 def _block_channels(layout: Layout, itemsize: int) -> int:
-    """Channels to take together so that rows of small images start at multiples of 8 bytes."""
+    """Channels to take together so that rows of small images start at multiples of 16 bytes.
+
+    Not where 8 bytes come for free: sums of each channel of a row cost more than narrow copies.
+    """
     x = layout.x
-    if layout.inner >= 512 or x.channel != layout.inner:
+    if layout.inner >= 512 or x.channel != layout.inner or layout.inner * itemsize % 8 == 0:
         return 1
     block = 1
     while (
         block < _MOST_CHANNELS
-        and (block * layout.inner * itemsize) % 8
+        and block * layout.inner * itemsize % 16
         and layout.channels % (2 * block) == 0
     ):
         block *= 2

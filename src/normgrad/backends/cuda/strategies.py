@@ -1,5 +1,6 @@
 """Which kernels compute a request, with which tiles."""
 
+import dataclasses
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
@@ -14,11 +15,23 @@ from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 from normgrad.spec import Op, Spec
 
+_TILES = 4  # of a program of channels-last elements
 _MOST_COUNTS = 1024  # counts of ranks that every block adds up itself
 
 
 def make_program(spec: Spec, geometry: Geometry, compute: str, device: Device) -> Program:
     """The kernel plan: a pure function of its arguments."""
+    program = _make(spec, geometry, compute, device, resident=True)
+    if not program.strategy.startswith("resident"):
+        return program
+    # Asynchronous copies take 4 bytes at the least, at addresses that are multiples of that.
+    other = _make(spec, geometry, compute, device, resident=False)
+    return dataclasses.replace(program, unaligned=other)
+
+
+def _make(
+    spec: Spec, geometry: Geometry, compute: str, device: Device, *, resident: bool
+) -> Program:
     builder = Builder(spec, compute)
     if geometry.size == 0:
         return _zeros(builder)
@@ -27,7 +40,7 @@ def make_program(spec: Spec, geometry: Geometry, compute: str, device: Device) -
     layout = lay_out(builder, geometry)
     sums_wanted = any(role != "dx" for role in spec.wanted)
     corrected = spec.op is not Op.BATCH_NORM_ELEMT and spec.training
-    if spec.dx is not None and corrected:
+    if resident and spec.dx is not None and corrected:
         keep = {"planes": resident_planes, "columns": resident_columns}[layout.family]
         if keep(builder, geometry, layout, device):
             return builder.finish(f"resident {layout.family}")
@@ -36,9 +49,11 @@ def make_program(spec: Spec, geometry: Geometry, compute: str, device: Device) -
     if spec.op is not Op.BATCH_NORM_ELEMT and (sums_wanted or (spec.dx and corrected)):
         name = "sums" if spec.dx is None else "two passes"
         partials, splits = add_sums(builder, geometry, layout, device)
-        totals = add_finish(builder, geometry, layout, partials, splits, spec.dx and corrected)
+        totals = add_finish(
+            builder, geometry, layout, device, partials, splits, spec.dx and corrected
+        )
     if spec.dx is not None:
-        add_apply(builder, geometry, layout, totals, correct=corrected or totals is None)
+        add_apply(builder, geometry, layout, device, totals, correct=corrected or totals is None)
     return builder.finish(f"{name} ({layout.family})")
 
 
@@ -128,6 +143,7 @@ def add_finish(
     builder: Builder,
     geometry: Geometry,
     layout: Layout,
+    device: Device,
     partials: Ref,
     splits: int,
     needs_totals: object,
@@ -137,7 +153,8 @@ def add_finish(
     units = layout.channels * (layout.outer if geometry.statistic == "row" else 1)
     lanes = min(power_of_two(splits), 128)
     totals = builder.scratch(2 * geometry.statistics, builder.compute) if needs_totals else None
-    common: dict[str, Any] = {"SPLITS": lanes, "COMPUTE": builder.compute}
+    early = device.starts_early
+    common: dict[str, Any] = {"SPLITS": lanes, "COMPUTE": builder.compute, "EARLY": early}
     base: dict[str, Argument] = {"partials": partials, "units": units, "splits": splits}
     if geometry.statistic == "channel":
         size = max(1, 256 // lanes)
@@ -152,7 +169,9 @@ def add_finish(
             "eps": spec.eps,
         }
         constants = {"UNITS": size, "VARIANCE": spec.rstd_is == "variance", **common}
-        builder.launch("sums.finish_channels", (ceil_div(units, size),), arguments, constants)
+        builder.launch(
+            "sums.finish_channels", (ceil_div(units, size),), arguments, constants, early=early
+        )
         return totals
     if totals is not None:
         arguments = base | {
@@ -164,13 +183,21 @@ def add_finish(
         }
         size = min(power_of_two(geometry.channels), max(1, 1024 // lanes))
         constants = {"CHANNELS": size, **common}
-        builder.launch("sums.finish_groups", (geometry.statistics,), arguments, constants)
+        builder.launch(
+            "sums.finish_groups", (geometry.statistics,), arguments, constants, early=early
+        )
     add_parameters(builder, geometry, layout, partials, splits)
     return totals
 
 
 def add_apply(
-    builder: Builder, geometry: Geometry, layout: Layout, totals: Ref | None, *, correct: bool
+    builder: Builder,
+    geometry: Geometry,
+    layout: Layout,
+    device: Device,
+    totals: Ref | None,
+    *,
+    correct: bool,
 ) -> None:
     """Write dx element by element."""
     spec = builder.spec
@@ -227,7 +254,12 @@ def add_apply(
     arguments |= {"rows": layout.inner, "channels": layout.channels // align}
     arguments |= _steps(layout, "row", align)
     constants |= {"ROWS": tile_rows, "COLS": cols, "ALIGN": align}
-    tiles, blocks = ceil_div(layout.inner, tile_rows), ceil_div(layout.channels, cols)
+    # Several tiles for a program, as long as there is enough for everybody.
+    blocks = ceil_div(layout.channels, cols)
+    programs = ceil_div(layout.inner, tile_rows) * blocks * layout.outer
+    each = _TILES if programs >= _TILES * 16 * device.multiprocessors else 1
+    tiles = ceil_div(layout.inner, each * tile_rows)
+    constants["STEPS"] = each
     arguments |= {"tiles": tiles, "blocks": blocks}
     grid = (tiles * blocks * layout.outer,)
     builder.launch("apply.column_apply", grid, arguments, constants, warps=4)

@@ -3,7 +3,14 @@
 import triton
 import triton.language as tl
 
-from normgrad.backends.cuda.kernels.common import load_or, load_rstd, store_as, sum_pairs
+from normgrad.backends.cuda.kernels.common import (
+    coefficients,
+    load_or,
+    load_rstd,
+    store_as,
+    sum_pairs,
+    widen,
+)
 
 
 @triton.jit
@@ -22,15 +29,12 @@ def total_count(counter, counts, count, COUNTS: tl.constexpr, COMPUTE: tl.conste
 @triton.jit
 def gradient(dy, x, mu, rs, weight, t1, t2, total, GROUP: tl.constexpr, CORRECT: tl.constexpr):
     """Dx from statistics and the two sums over them (of dy and dy * (x - mean))."""
-    if GROUP:
-        g = dy * weight
-        factor = rs
-    else:
-        g = dy
-        factor = rs * weight
+    scale = rs * weight
+    result = dy * scale
     if CORRECT:
-        g = g - t1 / total - (x - mu) * (t2 / total * rs * rs)
-    return g * factor
+        tilt, shift = coefficients(rs, rs if GROUP else scale, t1, t2, total)
+        result += (x - mu) * tilt + shift
+    return result
 
 
 @triton.jit
@@ -84,11 +88,11 @@ def plane_apply(
     outer = (plane // channels).to(tl.int64)
     channel = (plane % channels).to(tl.int64)
     at = (outer * dy_outer + channel * dy_channel)[:, None] * ALIGN + inside
-    wide_dy = tl.load(dy + at, mask=mask, other=0.0).to(COMPUTE)
+    wide_dy = widen(tl.load(dy + at, mask=mask, other=0.0), COMPUTE)
     wide_x = wide_dy
     if CORRECT:
         at = (outer * x_outer + channel * x_channel)[:, None] * ALIGN + inside
-        wide_x = tl.load(x + at, mask=mask, other=0.0).to(COMPUTE)
+        wide_x = widen(tl.load(x + at, mask=mask, other=0.0), COMPUTE)
     statistic = channel
     if GROUP:
         statistic = outer * (channels // group_size) + channel // group_size
@@ -116,7 +120,7 @@ def column_apply(
     counter,
     counts,
     rows,
-    tiles,  # of rows
+    tiles,  # of STEPS * ROWS rows
     blocks,  # of columns
     channels,  # over ALIGN
     group_size,
@@ -134,6 +138,7 @@ def column_apply(
     REVERSE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    STEPS: tl.constexpr,  # tiles of a program: what depends on the columns serves them all
     COUNTS: tl.constexpr,
     ALIGN: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -144,16 +149,8 @@ def column_apply(
         tile = tiles - 1 - tile
     block = tl.program_id(0) // tiles
     outer = (block // blocks).to(tl.int64)
-    row = (tile * ROWS + tl.arange(0, ROWS))[:, None]
     channel = (block % blocks) * COLS + tl.arange(0, COLS)
     ok = channel < channels * ALIGN
-    mask = (row < rows) & ok[None, :]
-    at = (row * dy_row + outer * dy_outer) * ALIGN + channel[None, :]
-    wide_dy = tl.load(dy + at, mask=mask, other=0.0).to(COMPUTE)
-    wide_x = wide_dy
-    if CORRECT:
-        at = (row * x_row + outer * x_outer) * ALIGN + channel[None, :]
-        wide_x = tl.load(x + at, mask=mask, other=0.0).to(COMPUTE)
     statistic = channel
     if GROUP:
         statistic = outer * (channels * ALIGN // group_size) + channel // group_size
@@ -163,9 +160,18 @@ def column_apply(
     t1 = load_or(first_sum, statistic, ok, 0.0, COMPUTE)[None, :]
     t2 = load_or(second_sum, statistic, ok, 0.0, COMPUTE)[None, :]
     total = total_count(counter, counts, count, COUNTS, COMPUTE)
-    result = gradient(wide_dy, wide_x, mu, rs, weight, t1, t2, total, GROUP, CORRECT)
-    at = (row * dx_row + outer * dx_outer) * ALIGN + channel[None, :]
-    store_as(dx, at, result, mask)
+    for step in tl.static_range(STEPS):
+        row = ((tile * STEPS + step) * ROWS + tl.arange(0, ROWS))[:, None]
+        mask = (row < rows) & ok[None, :]
+        at = (row * dy_row + outer * dy_outer) * ALIGN + channel[None, :]
+        wide_dy = widen(tl.load(dy + at, mask=mask, other=0.0), COMPUTE)
+        wide_x = wide_dy
+        if CORRECT:
+            at = (row * x_row + outer * x_outer) * ALIGN + channel[None, :]
+            wide_x = widen(tl.load(x + at, mask=mask, other=0.0), COMPUTE)
+        result = gradient(wide_dy, wide_x, mu, rs, weight, t1, t2, total, GROUP, CORRECT)
+        at = (row * dx_row + outer * dx_outer) * ALIGN + channel[None, :]
+        store_as(dx, at, result, mask)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import os
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # The interpreter runs blocks one after another and knows neither PTX nor sums of pairs.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
@@ -54,7 +55,7 @@ def publish(pointers, words, mask):
 
 @triton.constexpr_function
 def _polling(count):
-    """PTX that reads ``count`` words until all are there; an address of 0 stands for a word of 0."""
+    """PTX that reads ``count`` words until all are there; at the address 0 lies a 0."""
     lines = ["{", ".reg .pred missing;", f".reg .pred wanted<{count}>;"]
     for word in range(count):
         lines += [f"mov.u64 ${word}, 0;", f"setp.ne.u64 wanted{word}, ${count + word}, 0;"]
@@ -95,22 +96,44 @@ def await_words(pointers, wanted, EACH: tl.constexpr):
 
 
 @triton.jit
-def keep_narrow(tile, zero):
-    """The same 16-bit tile, so that its wide form is not kept in registers across a wait.
+def let_next_start():
+    """The next launch may start, if it was planned to: it waits where it needs what we write."""
+    if not INTERPRETED:
+        gdc_launch_dependents()
 
-    The compiler would reuse the float32 values of the first pass: twice the registers, and 280
-    bytes of spills for each thread. It cannot know that ``zero`` is 0.
-    """
-    if not INTERPRETED and tile.dtype.primitive_bitwidth == 16:
-        tile = tl.inline_asm_elementwise(
-            "xor.b32 $0, $1, $2;",
-            "=r,r,r",
-            [tile, zero.to(tl.int16)],
-            dtype=tile.dtype,
+
+@triton.jit
+def await_step_before(EARLY: tl.constexpr):
+    """The launch before is done and what it wrote is visible."""
+    if EARLY and not INTERPRETED:
+        gdc_wait()
+
+
+@triton.jit
+def widen(tile, COMPUTE: tl.constexpr = tl.float32):
+    """The same in the compute type; bfloat16 by one instruction, where the compiler takes two."""
+    if not INTERPRETED and tile.dtype == tl.bfloat16 and tl.float32 == COMPUTE:
+        wide = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;",
+            "=r,=r,r",
+            [tile],
+            dtype=tl.float32,
             is_pure=True,
             pack=2,
         )
-    return tile
+    else:
+        wide = tile.to(COMPUTE)
+    return wide
+
+
+@triton.jit
+def coefficients(rs, factor, t1, t2, count):
+    """Dx is ``dy * scale + (x - mean) * tilt + shift``: the last two, from the two sums.
+
+    The sums are of dy and dy * (x - mean), with gamma inside where it differs within a statistic;
+    ``factor`` is the rest of what dy is multiplied by.
+    """
+    return t2 * rs / count * rs * -factor, t1 / count * -factor
 
 
 @triton.jit

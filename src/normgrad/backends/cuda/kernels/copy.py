@@ -1,7 +1,9 @@
-"""Strided copies with a change of type: how odd layouts enter and leave the other kernels."""
+"""Strided copies with a change of type, and other small launches around the kernels."""
 
 import triton
 import triton.language as tl
+
+from normgrad.backends.cuda.kernels.common import let_next_start
 
 
 @triton.jit
@@ -61,3 +63,11 @@ def add_counts(counter, total, size, BLOCK: tl.constexpr):
         at = first + position
         found += tl.load(counter + at, mask=at < size, other=0).to(tl.float64)
     tl.store(total, tl.sum(found, 0))
+
+
+@triton.jit
+def clear_words(words, count, BLOCK: tl.constexpr):
+    """Set all bits: no block has published its sums yet."""
+    let_next_start()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(words + at, tl.full([BLOCK], 0xFFFFFFFFFFFFFFFF, tl.uint64), mask=at < count)

@@ -80,11 +80,13 @@ class _Language:
     SliceLayout = SwizzledSharedLayout = BlockedLayout
 
 
-gl: Any
-jit: Any
-async_copy: Any
 if INTERPRETED:
-    gl, jit, async_copy = _Language(), triton.jit, _Copies()
+    gl: Any = _Language()
+    jit: Any = triton.jit
+    async_copy: Any = _Copies()
 else:
-    from triton.experimental.gluon import jit, language as gl  # noqa: F401
-    from triton.experimental.gluon.language.nvidia.ampere import async_copy  # noqa: F401
+    import triton.experimental.gluon as _gluon
+    from triton.experimental.gluon import language as _language
+    from triton.experimental.gluon.language.nvidia import ampere as _ampere
+
+    gl, jit, async_copy = _language, _gluon.jit, _ampere.async_copy

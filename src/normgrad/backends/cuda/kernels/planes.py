@@ -11,7 +11,9 @@ instead of five.
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
+    await_step_before,
     await_words,
+    coefficients,
     load_or,
     load_rstd,
     pack_pair,
@@ -19,6 +21,7 @@ from normgrad.backends.cuda.kernels.common import (
     store_as,
     sum_pairs,
     unpack_pair,
+    widen,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 
@@ -93,13 +96,20 @@ def plane_slabs(
     SOLO: tl.constexpr,  # a team of one
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
+    EARLY: tl.constexpr,  # the words are cleared meanwhile
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only, 3: all of SOLO
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
     LANES: tl.constexpr = min(32, COLS // VECTOR)
-    DOWN: tl.constexpr = min(WARPS, max(1, ROWS // (32 // LANES)))  # warps one below the other
+    # Warps one below the other; side by side where columns are added up by themselves.
+    ACROSS: tl.constexpr = 1 if BLOCK_CHANNELS == 1 else min(WARPS, max(1, COLS // (32 * VECTOR)))
+    DOWN: tl.constexpr = min(WARPS // ACROSS, max(1, ROWS // (32 // LANES)))
     tile: tl.constexpr = gl.BlockedLayout(
         [1, VECTOR], [32 // LANES, LANES], [DOWN, WARPS // DOWN], [1, 0]
+    )
+    ONCE: tl.constexpr = DOWN * (32 // LANES)  # rows that the block holds one of in each thread
+    cube: tl.constexpr = gl.BlockedLayout(
+        [1, VECTOR, CHANNEL_TILE], [32 // LANES, LANES, 1], [DOWN, WARPS // DOWN, 1], [2, 1, 0]
     )
     line: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     box: tl.constexpr = gl.BlockedLayout(
@@ -127,6 +137,7 @@ def plane_slabs(
             tiles_dy.index(ahead), dy + at, mask & (slab < slabs)
         )
         async_copy.commit_group()
+    await_step_before(EARLY)  # it cleared the words
     turn = slabs * 0
     for slab in tl.range(first_slab, slabs, teams):
         base = _origin(slab, split, outer_step, inner_step, ALIGN)
@@ -155,8 +166,8 @@ def plane_slabs(
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             if PHASE != 2:
                 # Masked elements of dy are 0, so their x does not matter.
-                wide = tiles_dy.index(slot).load(tile).to(tl.float32)
-                product = wide * (tiles_x.index(slot).load(tile).to(tl.float32) - centre)
+                wide = widen(tiles_dy.index(slot).load(tile))
+                product = wide * (widen(tiles_x.index(slot).load(tile)) - centre)
                 if GROUP:
                     r1, r2 = sum_pairs(wide, product, 1)
                     if partials is not None:
@@ -176,12 +187,21 @@ def plane_slabs(
             elif BLOCK_CHANNELS == 1:
                 s1, s2 = sum_pairs(gl.reshape(s1, [ROWS * COLS]), gl.reshape(s2, [ROWS * COLS]), 0)
             else:
-                s1, s2 = sum_pairs(s1, s2, 0)
-                s1 = gl.convert_layout(s1, gl.SliceLayout(1, hot))
-                s2 = gl.convert_layout(s2, gl.SliceLayout(1, hot))
+                # A thread adds up its rows, then the columns of each channel; lanes and warps last.
                 s1, s2 = sum_pairs(
-                    gl.where(own, s1[:, None], 0.0), gl.where(own, s2[:, None], 0.0), 0
+                    gl.reshape(s1, [ROWS // ONCE, ONCE, COLS]),
+                    gl.reshape(s2, [ROWS // ONCE, ONCE, COLS]),
+                    0,
                 )
+                s1 = gl.convert_layout(s1, gl.SliceLayout(2, cube))[:, :, None]
+                s2 = gl.convert_layout(s2, gl.SliceLayout(2, cube))[:, :, None]
+                theirs = gl.arange(0, CHANNEL_TILE, gl.SliceLayout(0, gl.SliceLayout(1, cube)))
+                mine = gl.arange(0, COLS, gl.SliceLayout(0, gl.SliceLayout(2, cube))) // PIXELS
+                both = mine[None, :, None] == theirs[None, None, :]
+                s1, s2 = sum_pairs(gl.where(both, s1, 0.0), gl.where(both, s2, 0.0), 1)
+                s1, s2 = sum_pairs(s1, s2, 0)
+                s1 = gl.convert_layout(s1, gl.SliceLayout(0, hot))
+                s2 = gl.convert_layout(s2, gl.SliceLayout(0, hot))
             if not SOLO or PHASE == 1:
                 if BLOCK_CHANNELS == 1:
                     publish(mail + member, pack_pair(s1, s2), None)
@@ -228,18 +248,16 @@ def plane_slabs(
                 t2 = gl.convert_layout(t2, gl.SliceLayout(0, tile))[None, :]
                 rs = load_rstd(rstd, column, col_ok, eps, VARIANCE, tl.float32)[None, :]
                 factor = load_or(gamma, column, col_ok, 1.0, tl.float32)[None, :] * rs
-            offset = t1 / count
-            slope = t2 * rs / count * rs
+            tilt, shift = coefficients(rs, factor, t1, t2, count)
         for chunk in gl.static_range(CHUNKS):
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             if PHASE != 1:
                 row, ok = _rows(chunk, first, share, rows, local, ROWS)
                 at, mask = _elements(row, ok, cols, pieces, piece, run, plane_step, ALIGN, WIDE)
-                g = tiles_dy.index(slot).load(tile).to(tl.float32)
-                if GROUP:
-                    g = g * weights[chunk][:, None]
-                centred = tiles_x.index(slot).load(tile).to(tl.float32) - centre
-                result = (g - offset - centred * slope) * factor
+                scale = weights[chunk][:, None] * factor if GROUP else factor
+                wide = widen(tiles_dy.index(slot).load(tile))
+                centred = widen(tiles_x.index(slot).load(tile)) - centre
+                result = wide * scale + (centred * tilt + shift)
                 gl.store(dx + base + at, result.to(dx.dtype.element_ty), mask=mask)
             later = slab + (chunk + DEPTH) // CHUNKS * teams
             row, ok = _rows((chunk + DEPTH) % CHUNKS, first, share, rows, local, ROWS)

@@ -9,10 +9,12 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
+    await_step_before,
     load_or,
     load_rstd,
     store_as,
     sum_pairs,
+    widen,
 )
 
 
@@ -62,9 +64,9 @@ def plane_sums(
         mask = (row < rows)[:, None] & (inside < run * ALIGN)
         dy_at = (plane * dy_plane + outer * dy_outer + channel * dy_channel) * ALIGN + inside
         x_at = (plane * x_plane + outer * x_outer + channel * x_channel) * ALIGN + inside
-        wide = tl.load(dy + dy_at, mask=mask, other=0.0).to(COMPUTE)
+        wide = widen(tl.load(dy + dy_at, mask=mask, other=0.0), COMPUTE)
         s1 += wide
-        s2 += wide * (tl.load(x + x_at, mask=mask, other=0.0).to(COMPUTE) - mu)
+        s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
     t1, t2 = sum_pairs(s1, s2, None)
     tl.store(partials + unit * splits + part, t1)
     tl.store(partials + (units + unit).to(tl.int64) * splits + part, t2)
@@ -113,9 +115,9 @@ def column_sums(
         far = row.to(tl.int64)[:, None]
         dy_at = (far * dy_row + outer * dy_outer) * ALIGN + column[None, :]
         x_at = (far * x_row + outer * x_outer) * ALIGN + column[None, :]
-        wide = tl.load(dy + dy_at, mask=mask, other=0.0).to(COMPUTE)
+        wide = widen(tl.load(dy + dy_at, mask=mask, other=0.0), COMPUTE)
         s1 += wide
-        s2 += wide * (tl.load(x + x_at, mask=mask, other=0.0).to(COMPUTE) - mu)
+        s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
     t1, t2 = sum_pairs(s1, s2, 0)
     unit = outer * channels * ALIGN + column
     tl.store(partials + unit * splits + part, t1, mask=col_ok)
@@ -138,8 +140,10 @@ def finish_channels(
     UNITS: tl.constexpr,
     SPLITS: tl.constexpr,
     COMPUTE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Batch norm: join the partial sums of each channel in fixed order."""
+    await_step_before(EARLY)
     unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
     ok = unit < units
     t1, t2 = join(partials, unit, ok, units, splits, SPLITS, UNITS, COMPUTE)
@@ -190,8 +194,10 @@ def finish_groups(
     CHANNELS: tl.constexpr,
     SPLITS: tl.constexpr,
     COMPUTE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Group norm: the two sums of each statistic, with gamma inside."""
+    await_step_before(EARLY)
     statistic = tl.program_id(0)
     first = statistic * group_size
     s1 = tl.zeros([CHANNELS], COMPUTE)
@@ -222,8 +228,10 @@ def finish_parameters(
     CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
     COMPUTE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Group norm: each channel's sums over all samples and their partials."""
+    await_step_before(EARLY)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     ok = channel < channels
     s1 = tl.zeros([CHANNELS, PARTS], COMPUTE)
