@@ -26,8 +26,7 @@ def interpret(
         constants = constants_of(step)
         phases: tuple[int | None, ...] = (None,)
         if "PHASE" in constants:
-            # Column sums go round in two steps: sums, totals, gradient.
-            phases = (3,) if constants.get("SOLO") else (1, 2) if "SOLO" in constants else (1, 2, 3)
+            phases = (3,) if constants.get("SOLO") else (1, 2)
         for phase in phases:
             if phase is not None:
                 constants["PHASE"] = phase

@@ -1,4 +1,4 @@
-"""Plans for channels-last data: as much as there is room for stays on chip, the rest in the cache."""
+"""Plans for channels-last data: slabs stay on chip, or as much of them as there is room for."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,17 +19,20 @@ from normgrad.backends.cuda.tiles import (
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
+# Four, two and one of a multiprocessor of an H200.
 _BLOCKS = (
+    Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128),
     Block(warps=8, chunk_bytes=8 << 10, chunks=6, registers=128),
-    Block(warps=8, chunk_bytes=8 << 10, chunks=12, registers=255),
+    Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255),
 )
-_MOST_WORDS = 32  # of a thread, in one wait
+_WORDS = 16  # of a thread, polled together
+_ONE_HOT = 32  # elements of a thread where the sums of columns become those of groups
 _LEAST_BYTES = 128  # of a row of a tile, unless there are fewer channels
-_MOST_COLS = 512
+_MOST_BYTES = 512
 # The share of the speed of a copy that rows of so many bytes reach.
-_SEGMENTS = {64: 0.6, 128: 0.83, 256: 0.94}
-_CACHE = 256 << 10  # bytes of the L2 cache that a multiprocessor's tiles may count on
-_EXCHANGE = 3.0  # microseconds
+_SEGMENTS = {64: 0.6, 128: 0.9, 256: 0.96}
+_EXCHANGE = 2.5  # microseconds
+_POLL = 0.7  # microseconds, for each further set of words
 _SPEED = 32e3  # bytes that a multiprocessor copies in a microsecond
 
 
@@ -57,17 +60,49 @@ class Cut:
     parts: int  # blocks of a team, one below the other
     pieces: int  # side by side
     teams: int
-    share: int  # rows of a block
-    fixed: int
-    depth: int
-    stream: int
-    kept: int
-    seconds: float  # a guess, in microseconds
+    rounds: int
+    tiles: int  # of a block's share
+    bins: int  # of a block, up to a power of two
+    spans: int  # words of a part for one bin
 
     @property
     def team(self) -> int:
         """Blocks of a team."""
         return self.parts * self.pieces
+
+    @property
+    def depth(self) -> int:
+        """Tiles of the ring."""
+        room = self.block.chunks
+        return min(room, self.tiles * self.rounds) if self.tiles <= room else max(3, room // 3)
+
+    @property
+    def fixed(self) -> int:
+        """Tiles that stay where not all do."""
+        return self.block.chunks - self.depth if self.tiles > self.block.chunks else 0
+
+    @property
+    def step(self) -> int:
+        """Words of a bin that are polled together."""
+        threads = self.block.warps * THREADS
+        words = min(power_of_two(self.parts * self.spans), _WORDS * threads // self.bins)
+        return max(1, threads // self.bins, words)
+
+    def seconds(self, itemsize: int) -> float:
+        """A guess, in microseconds."""
+        tile = 2 * self.rows * self.cols * itemsize
+        trips = 1.5 * self.tiles
+        if self.fixed:
+            trips += self.tiles - self.fixed - self.depth + 1
+        segment = self.cols * self.pieces * itemsize
+        memory = trips * tile * self.per / (_SPEED * _SEGMENTS.get(segment, 1.0))
+        wait = _EXCHANGE + _POLL * (ceil_div(self.parts * self.spans, self.step) - 1)
+        if self.team == 1:
+            wait = 0.0
+        # While some blocks of a multiprocessor wait, others copy; so do the tiles to spare.
+        spare = min(1.0, (self.block.chunks - self.tiles) / self.tiles)
+        hidden = max(0.0, 1 - 1 / self.per, spare) if self.rounds > 1 and not self.fixed else 0.0
+        return self.rounds * (memory + wait * (1 - hidden)) + wait
 
 
 def cuts(data: Slabs, device: Device) -> Iterator[Cut]:
@@ -80,10 +115,9 @@ def cuts(data: Slabs, device: Device) -> Iterator[Cut]:
 def _widths(data: Slabs, block: Block) -> Iterator[tuple[int, int]]:
     """Columns of a slab and of a tile."""
     vector = 16 // data.itemsize
-    most = min(_MOST_COLS, block.chunk_bytes // data.itemsize)
-    least = _LEAST_BYTES // data.itemsize
-    cols = max(vector, min(power_of_two(data.channels), least))
-    while cols <= min(most, power_of_two(data.channels)) or cols == vector:
+    cols = max(vector, min(power_of_two(data.channels), _LEAST_BYTES // data.itemsize))
+    most = max(cols, min(power_of_two(data.channels), _MOST_BYTES // data.itemsize))
+    while cols <= most:
         if data.group == 1:
             yield cols, cols
         else:
@@ -97,14 +131,16 @@ def _widths(data: Slabs, block: Block) -> Iterator[tuple[int, int]]:
 
 def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> Iterator[Cut]:
     rows = block.chunk_bytes // data.itemsize // cols
-    shared = 2 * block.chunks * block.chunk_bytes + 4096 + 4 * cols * block.warps
+    pieces = ceil_div(width, cols)
+    bins, spans = _bins(data.group, width, cols)
+    if data.group > 1 and bins * cols > _ONE_HOT * THREADS * block.warps:
+        return
+    # Besides the tiles, what sums across warps need.
+    shared = 2 * block.chunks * block.chunk_bytes + 512 + 8 * cols * block.warps
     per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
     resident = per * device.multiprocessors
-    pieces = ceil_div(width, cols)
     slabs = data.images * ceil_div(data.channels, width)
     tiles = ceil_div(data.rows, rows)
-    if pieces > resident:
-        return
     seen = set()
     for wanted in range(1, min(slabs, resident // pieces) + 1):
         rounds = ceil_div(slabs, wanted)
@@ -115,52 +151,37 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
         parts = min(resident // teams // pieces, tiles)
         share = ceil_div(tiles, parts)
         parts = ceil_div(tiles, share)
-        if not _words_fit(data, block, width, parts, pieces):
-            continue
-        if share <= block.chunks:
-            fixed, depth = 0, min(block.chunks, share * rounds)
-            stream = kept = share
-        else:
-            depth = max(3, block.chunks // 3)
-            fixed = block.chunks - depth
-            stream, kept = share - fixed, depth - 1
-        bytes_ = 2 * rows * cols * data.itemsize
-        missing = share - fixed - kept - _CACHE // per // bytes_
-        trips = 1.5 * share + max(0, missing)
-        speed = _SPEED / per * _SEGMENTS.get(cols * pieces * data.itemsize, 1.0)
-        # The wait is hidden as far as there is room for tiles of the next slab.
-        spare = min(1.0, (block.chunks - share) / share) if fixed == 0 else 0.0
-        wait = _EXCHANGE * (1 - spare if rounds > 1 else 1)
-        seconds = rounds * (trips * bytes_ / speed + wait)
         yield Cut(
-            block, per, width, cols, rows, parts, pieces, teams, share * rows,
-            fixed, depth, stream, kept, seconds,
+            block, per, width, cols, rows, parts, pieces, teams, rounds, share, bins, spans
         )  # fmt: skip
 
 
-def _words_fit(data: Slabs, block: Block, width: int, parts: int, pieces: int) -> bool:
-    """Whether an owner can hold its words."""
-    own = power_of_two(ceil_div(width // data.group, parts * pieces))
-    words = power_of_two(parts) * own * power_of_two(data.group)
-    return words <= _MOST_WORDS * THREADS * block.warps
+def _bins(group: int, width: int, cols: int) -> tuple[int, int]:
+    """Bins that a block's columns can lie in, and pieces that a bin's columns can lie in."""
+    if cols % group == 0:
+        return cols // group, 1
+    bins = power_of_two((cols - 2) // group + 2)
+    spans = group // cols if group % cols == 0 else (group - 2) // cols + 2
+    return min(bins, power_of_two(width // group)), 1 if width <= cols else spans
 
 
 def resident_columns(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
-    """Channels last; False where the data lie unevenly or too little fits."""
+    """Channels last; False where the data lie unevenly."""
     data = slabs_of(builder, geometry, layout, device)
     if data is None:
         return False
-    best = min(cuts(data, device), key=lambda cut: cut.seconds, default=None)
+    found = cuts(data, device)
+    best = min(found, key=lambda cut: cut.seconds(data.itemsize), default=None)
     if best is None:
         return False
-    add_columns(builder, geometry, layout, data, best)
+    add_columns(builder, geometry, layout, device, data, best)
     return True
 
 
 def slabs_of(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> Slabs | None:
     """What there is to do; None where asynchronous copies cannot do it."""
     x = layout.x
-    if builder.compute != "float32" or not layout.same_strides or device.capability < 80:
+    if builder.compute != "float32" or not layout.same_strides or not device.copies_ahead:
         return None
     itemsizes = {ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype]}
     itemsize = max(itemsizes)
@@ -173,7 +194,7 @@ def slabs_of(builder: Builder, geometry: Geometry, layout: Layout, device: Devic
 
 
 def add_columns(
-    builder: Builder, geometry: Geometry, layout: Layout, data: Slabs, cut: Cut
+    builder: Builder, geometry: Geometry, layout: Layout, device: Device, data: Slabs, cut: Cut
 ) -> None:
     """The launches of one cut."""
     spec = builder.spec
@@ -183,11 +204,13 @@ def add_columns(
     split = ceil_div(data.channels, cut.width)
     slabs = data.images * split
     bins = cut.width // data.group
-    sums = slabs * cut.parts * cut.width
-    words = builder.scratch(sums + slabs * bins, "uint64")
-    builder.fill(words, sums + slabs * bins, 0xFF)
+    solo = cut.team == 1 and not cut.fixed
+    count = slabs * cut.parts * cut.spans * bins
+    words = None if solo else builder.scratch(count, "uint64")
+    early = words is not None and device.starts_early
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
-    partials = builder.scratch(2 * data.images * data.channels, "float32") if wants else None
+    sums = 2 * data.images * data.channels * cut.parts
+    partials = builder.scratch(sums, "float32") if wants else None
     arguments: dict[str, Argument] = {
         "dy": layout.dy.ref,
         "x": x.ref,
@@ -199,12 +222,9 @@ def add_columns(
         "dbeta": None if group else builder.result("dbeta"),
         "partials": partials,
         "words": words,
-        "totals": words._replace(offset=words.offset + 8 * sums),
         "slabs": slabs,
         "rows": data.rows,
-        "share": cut.share,
-        "stream": cut.stream,
-        "kept": cut.kept,
+        "share": cut.tiles * cut.rows,
         "parts": cut.parts,
         "pieces": cut.pieces,
         "width": cut.width // data.align,
@@ -220,33 +240,39 @@ def add_columns(
         "count": float(geometry.count),
         "eps": spec.eps,
     }
-    threads = cut.block.warps * THREADS
-    own = power_of_two(ceil_div(bins, cut.team))
-    group_tile = power_of_two(data.group)
     constants: dict[str, Any] = {
         "GROUP": group,
         "VARIANCE": spec.rstd_is == "variance",
-        "FIXED": cut.fixed,
         "DEPTH": cut.depth,
         "ROWS": cut.rows,
         "COLS": cut.cols,
-        "PARTS": max(power_of_two(cut.parts), threads // (own * group_tile)),
-        "OWN": own,
-        "GROUP_TILE": group_tile,
+        "BINS": cut.bins,
+        "SPANS": cut.spans,
+        "STEP": cut.step,
         "VECTOR": 16 // data.itemsize,
         "WARPS": cut.block.warps,
         "ALIGN": data.align,
-        "EVICT": "evict_first",
+        "EARLY": early,
         "PHASE": 0,
     }
+    if cut.fixed:
+        kernel = "column_streams.column_streams"
+        arguments["stream"] = cut.tiles - cut.fixed
+        constants["FIXED"] = cut.fixed
+    else:
+        kernel = "columns.column_slabs"
+        constants |= {"CHUNKS": cut.tiles, "SOLO": solo}
+    if words is not None:  # directly before the launch, which must meet no unfinished copy
+        builder.clear(words, count, early=early)
     builder.launch(
-        "columns.column_slabs",
+        kernel,
         (cut.team * cut.teams,),
         arguments,
         constants,
         warps=cut.block.warps,
         registers=cut.block.registers,
-        cooperative=True,
+        cooperative=not solo,
+        early=early,
     )
     if partials is not None:
-        add_parameters(builder, geometry, layout, partials, 1)
+        add_parameters(builder, geometry, layout, partials, cut.parts, early=device.starts_early)
