@@ -73,8 +73,11 @@ class Cut:
     @property
     def depth(self) -> int:
         """Tiles of the ring."""
-        room = self.block.chunks
-        return min(room, self.tiles * self.rounds) if self.tiles <= room else max(3, room // 3)
+        room, tiles = self.block.chunks, self.tiles
+        if tiles > room:
+            return max(3, room // 3)
+        whole = room // tiles * tiles  # a multiple needs no division for each tile
+        return min(whole if whole > tiles else room, tiles * self.rounds)
 
     @property
     def fixed(self) -> int:
@@ -229,7 +232,6 @@ def add_columns(
         "pieces": cut.pieces,
         "width": cut.width // data.align,
         "bins": bins,
-        "group_size": data.group,
         "team": cut.team,
         "teams": cut.teams,
         "split": split,
@@ -242,6 +244,7 @@ def add_columns(
     }
     constants: dict[str, Any] = {
         "GROUP": group,
+        "GROUP_SIZE": data.group,
         "VARIANCE": spec.rstd_is == "variance",
         "DEPTH": cut.depth,
         "ROWS": cut.rows,

@@ -10,21 +10,15 @@ slab or the next.
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.columns import (
-    await_sums,
-    bin_sums,
     copy_tile,
+    exchange,
     place,
-    publish_sums,
-    spread,
-    store_partials,
     tile_at,
 )
 from normgrad.backends.cuda.kernels.common import (
     await_step_before,
     coefficients,
     load_or,
-    load_rstd,
-    store_as,
     sum_pairs,
     widen,
 )
@@ -71,7 +65,6 @@ def column_streams(
     pieces,  # blocks side by side
     width,  # columns of a slab, over ALIGN
     bins,  # of a slab
-    group_size,  # columns of a bin
     team,  # parts * pieces
     teams,
     split,  # slabs side by side
@@ -82,6 +75,7 @@ def column_streams(
     count,
     eps,
     GROUP: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,  # columns of a bin
     VARIANCE: tl.constexpr,
     FIXED: tl.constexpr,  # tiles that stay: at least DEPTH
     DEPTH: tl.constexpr,  # tiles of the ring
@@ -115,6 +109,8 @@ def column_streams(
     cols = gl.arange(0, COLS, by_col)
     part = (slabs, split, width, channels, start, first, limit, outer_step, row_step)
     data = (x, dy, tiles_x, tiles_dy)
+    sizes = (parts, bins, images, channels * ALIGN)
+    vectors = (rstd, gamma, dgamma, dbeta, partials)
     kept = DEPTH - 1  # of the ring, when all have been added up
     loads = 2 * stream - kept  # of the ring, for a slab
     zero = slabs * 0
@@ -129,14 +125,12 @@ def column_streams(
     for slab in tl.range(first_slab, slabs, teams):
         columns = place(slab, part, ALIGN)[1]
         image = slab // split
-        col_ok = cols < columns
-        channel = (slab % split) * width * ALIGN + start + cols
-        statistic = image * (channels * ALIGN // group_size) + channel // group_size
-        centre = load_or(mean, statistic, col_ok, 0.0, tl.float32)[None, :]
-        rs = load_rstd(rstd, statistic, col_ok, eps, VARIANCE, tl.float32)
-        weight = load_or(gamma, channel, col_ok, 1.0, tl.float32)
+        left = (slab % split) * width * ALIGN + start
+        statistic = left + cols
+        if GROUP:
+            statistic = image * (channels * ALIGN // GROUP_SIZE) + statistic // GROUP_SIZE
+        centre = load_or(mean, statistic, cols < columns, 0.0, tl.float32)[None, :]
         mail = words + (parts * SPANS).to(tl.int64) * slab * bins
-        member = (above, start, columns)
         s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
         s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
         for visit in tl.range(0, gl.maximum(stream, FIXED)):
@@ -159,29 +153,11 @@ def column_streams(
                 narrow = tiles_x.index(slot).load(tile)
                 s1 += wide
                 s2 += wide * (widen(narrow) - centre)
-        if PHASE != 2:
-            c1, c2 = sum_pairs(s1, s2, 0)
-            if GROUP:
-                store_partials(
-                    partials, c1, c2, image, channel, col_ok, above, parts, images,
-                    channels * ALIGN,
-                )  # fmt: skip
-                c1 *= weight
-                c2 *= weight
-            c1, c2 = bin_sums(c1, c2, start, group_size, GROUP, COLS, BINS, WARPS)
-            publish_sums(mail, c1, c2, member, bins, group_size, COLS, BINS, SPANS, WARPS)
-        if PHASE != 1:
-            totals = await_sums(
-                mail, parts, member, bins, group_size, COLS, BINS, SPANS, STEP, WARPS
-            )
-            t1, t2 = spread(totals, start, group_size, by_col, GROUP, COLS, BINS, WARPS)
-            if not GROUP:
-                if above == 0:
-                    store_as(dbeta, channel, t1, col_ok)
-                    store_as(dgamma, channel, t2 * rs, col_ok)
-            # The sums of group norm have gamma inside.
-            tilt, shift = coefficients(rs, rs if GROUP else rs * weight, t1, t2, count)
-            factors = ((rs * weight)[None, :], centre, tilt[None, :], shift[None, :])
+        scale, tilt, shift = exchange(
+            sum_pairs(s1, s2, 0), mail, (above, start, columns, image, left), sizes, vectors, count, eps,
+            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, WARPS, False, PHASE,
+        )  # fmt: skip
+        factors = (scale, centre, tilt, shift)
         for visit in tl.range(0, stream):
             async_copy.wait_group(DEPTH - 1)
             load = stream - kept + visit

@@ -64,75 +64,55 @@ def copy_tile(
 
 
 @jit
-def bin_sums(
-    s1,
-    s2,
-    start,
-    group_size,
-    GROUP: tl.constexpr,
-    COLS: tl.constexpr,
-    BINS: tl.constexpr,
-    WARPS: tl.constexpr,
-):
-    """The sums of a block's bins from those of its columns."""
-    if GROUP:
-        LANES: tl.constexpr = min(32, BINS)
-        hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-        side = start + gl.arange(0, COLS, gl.SliceLayout(1, hot))
-        own = start // group_size + gl.arange(0, BINS, gl.SliceLayout(0, hot))
-        within = (side // group_size)[:, None] == own[None, :]
-        s1 = gl.convert_layout(s1, gl.SliceLayout(1, hot))[:, None]
-        s2 = gl.convert_layout(s2, gl.SliceLayout(1, hot))[:, None]
-        s1, s2 = sum_pairs(gl.where(within, s1, 0.0), gl.where(within, s2, 0.0), 0)
-    return s1, s2
+def slot_of(turn, chunk: tl.constexpr, CHUNKS: tl.constexpr, DEPTH: tl.constexpr):
+    """Where a tile is; `turn` is the place of the slab's first."""
+    if DEPTH == CHUNKS:
+        slot = chunk
+    elif DEPTH % CHUNKS == 0:
+        slot = turn + chunk
+    else:
+        slot = (turn + chunk) % DEPTH
+    return slot
 
 
 @jit
 def publish_sums(
     mail,  # words of this slab: [parts, SPANS, bins]
-    s1,
-    s2,
-    member,  # part, first column, columns
+    above,
+    start,
+    columns,
     bins,
-    group_size,
+    own,  # bins of this block
+    sums,
+    GROUP_SIZE: tl.constexpr,
     COLS: tl.constexpr,
-    BINS: tl.constexpr,
     SPANS: tl.constexpr,
-    WARPS: tl.constexpr,
 ):
     """Publish the sums of a block's bins."""
-    above, start, columns = member
-    line: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    own = start // group_size + gl.arange(0, BINS, line)
-    span = start // COLS - own * group_size // COLS  # how many pieces have columns of it before
-    pair = gl.convert_layout(pack_pair(s1, s2), line)
-    publish(mail + (above * SPANS + span) * bins + own, pair, own * group_size < start + columns)
+    span = start // COLS - own * GROUP_SIZE // COLS  # how many pieces have columns of it before
+    to = mail + (above * SPANS + span) * bins + own
+    publish(to, pack_pair(sums[0], sums[1]), own * GROUP_SIZE < start + columns)
 
 
 @jit
 def await_sums(
     mail,
     parts,
-    member,
+    start,
+    columns,
     bins,
-    group_size,
+    box: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
     COLS: tl.constexpr,
-    BINS: tl.constexpr,  # at least those of a block
-    SPANS: tl.constexpr,  # words of a part for one bin: pieces that its columns can lie in
-    STEP: tl.constexpr,  # words of a bin to wait for together
+    BINS: tl.constexpr,
+    SPANS: tl.constexpr,
+    STEP: tl.constexpr,
     WARPS: tl.constexpr,
 ):
     """The sums of a block's bins over all parts."""
-    _, start, columns = member
-    LANES: tl.constexpr = min(32, BINS)
-    ACROSS: tl.constexpr = min(WARPS, BINS // LANES)
-    box: tl.constexpr = gl.BlockedLayout(
-        [1, 1], [32 // LANES, LANES], [WARPS // ACROSS, ACROSS], [1, 0]
-    )
-    EACH: tl.constexpr = STEP * BINS // (32 * WARPS)
-    own = start // group_size + gl.arange(0, BINS, gl.SliceLayout(0, box))
-    ok = own * group_size < start + columns
-    last = (own * group_size + group_size - 1) // COLS - own * group_size // COLS
+    own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, box))
+    ok = own * GROUP_SIZE < start + columns
+    last = (own * GROUP_SIZE + GROUP_SIZE - 1) // COLS - own * GROUP_SIZE // COLS
     row = gl.arange(0, STEP, gl.SliceLayout(1, box))
     t1 = gl.zeros([STEP, BINS], tl.float32, box)
     t2 = gl.zeros([STEP, BINS], tl.float32, box)
@@ -141,45 +121,92 @@ def await_sums(
         wanted = (word < parts * SPANS)[:, None] & ok[None, :]
         if SPANS > 1:
             wanted = wanted & ((word % SPANS)[:, None] <= last[None, :])
-        got = await_words(mail + word[:, None] * bins + own[None, :], wanted, EACH)
-        u1, u2 = unpack_pair(got)
+        at = word[:, None] * bins + own[None, :]
+        u1, u2 = unpack_pair(await_words(mail + at, wanted, STEP * BINS // (32 * WARPS)))
         t1 += u1
         t2 += u2
     return sum_pairs(t1, t2, 0)
 
 
 @jit
-def spread(
-    totals,  # of the block's bins
-    start,
-    group_size,
+def exchange(
+    sums,  # of the block's columns, in any layout
+    mail,
+    place_of,  # above, start, columns, image, first channel
+    sizes,  # parts, bins, images, channels
+    vectors,  # rstd, gamma, dgamma, dbeta, partials
+    count,
+    eps,
     by_col: tl.constexpr,
     GROUP: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    VARIANCE: tl.constexpr,
     COLS: tl.constexpr,
     BINS: tl.constexpr,
+    SPANS: tl.constexpr,
+    STEP: tl.constexpr,
     WARPS: tl.constexpr,
+    SOLO: tl.constexpr,
+    PHASE: tl.constexpr,
 ):
-    """The totals of each column's bin."""
-    t1, t2 = totals
-    if GROUP:
-        LANES: tl.constexpr = min(32, BINS)
-        hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-        side = start + gl.arange(0, COLS, gl.SliceLayout(1, hot))
-        own = start // group_size + gl.arange(0, BINS, gl.SliceLayout(0, hot))
-        within = (side // group_size)[:, None] == own[None, :]
-        t1 = gl.convert_layout(t1, gl.SliceLayout(0, hot))[None, :]
-        t2 = gl.convert_layout(t2, gl.SliceLayout(0, hot))[None, :]
-        t1, t2 = sum_pairs(gl.where(within, t1, 0.0), gl.where(within, t2, 0.0), 1)
-    return gl.convert_layout(t1, by_col), gl.convert_layout(t2, by_col)
+    """What dx is made of, for each column: scale, tilt, shift. Parameter gradients on the way.
 
-
-@jit
-def store_partials(partials, s1, s2, image, channel, ok, above, parts, images, channels):
-    """Group norm: the sums of a block's columns, for the parameter gradients."""
-    if partials is not None:
-        to = partials + (image.to(tl.int64) * channels + channel) * parts + above
-        gl.store(to, s1, mask=ok)
-        gl.store(to + images.to(tl.int64) * channels * parts, s2, mask=ok)
+    A thread has few columns here, where it has the VECTOR of a tile elsewhere.
+    """
+    above, start, columns, image, left = place_of
+    parts, bins, images, channels = sizes
+    rstd, gamma, dgamma, dbeta, partials = vectors
+    LANES: tl.constexpr = min(32, BINS)
+    ACROSS: tl.constexpr = min(WARPS, BINS // LANES)
+    box: tl.constexpr = gl.BlockedLayout(
+        [1, 1], [32 // LANES, LANES], [WARPS // ACROSS, ACROSS], [1, 0]
+    )
+    hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    line: tl.constexpr = gl.SliceLayout(1, hot) if GROUP else gl.SliceLayout(0, box)
+    cols = gl.arange(0, COLS, line)
+    ok = cols < columns
+    channel = left + cols
+    statistic = image * (channels // GROUP_SIZE) + channel // GROUP_SIZE if GROUP else channel
+    rs = load_rstd(rstd, statistic, ok, eps, VARIANCE, tl.float32)
+    weight = load_or(gamma, channel, ok, 1.0, tl.float32)
+    own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, hot))
+    within = ((start + cols) // GROUP_SIZE)[:, None] == own[None, :] if GROUP else ok
+    t1, t2 = rs, rs
+    if PHASE != 2:
+        pair = gl.convert_layout(pack_pair(sums[0], sums[1]), line)
+        t1, t2 = unpack_pair(pair)
+        if GROUP:
+            if partials is not None:
+                to = partials + (image.to(tl.int64) * channels + channel) * parts + above
+                gl.store(to, t1, mask=ok)
+                gl.store(to + images.to(tl.int64) * channels * parts, t2, mask=ok)
+            t1, t2 = sum_pairs(
+                gl.where(within, (t1 * weight)[:, None], 0.0),
+                gl.where(within, (t2 * weight)[:, None], 0.0),
+                0,
+            )
+        else:
+            own = start + cols
+        if not SOLO:
+            publish_sums(
+                mail, above, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS
+            )
+    if PHASE != 1:
+        if not SOLO:
+            t1, t2 = await_sums(
+                mail, parts, start, columns, bins, box, GROUP_SIZE, COLS, BINS, SPANS, STEP, WARPS
+            )
+        if GROUP:
+            t1 = gl.convert_layout(t1, gl.SliceLayout(0, hot))[None, :]
+            t2 = gl.convert_layout(t2, gl.SliceLayout(0, hot))[None, :]
+            t1, t2 = sum_pairs(gl.where(within, t1, 0.0), gl.where(within, t2, 0.0), 1)
+        elif above == 0:
+            store_as(dbeta, channel, t1, ok)
+            store_as(dgamma, channel, t2 * rs, ok)
+        # The sums of group norm have gamma inside.
+        t2, t1 = coefficients(rs, rs if GROUP else rs * weight, t1, t2, count)
+    scale = gl.convert_layout(rs * weight, by_col)[None, :]
+    return scale, gl.convert_layout(t2, by_col)[None, :], gl.convert_layout(t1, by_col)[None, :]
 
 
 @jit
@@ -201,7 +228,6 @@ def column_slabs(
     pieces,  # blocks side by side
     width,  # columns of a slab, over ALIGN
     bins,  # of a slab
-    group_size,  # columns of a bin
     team,  # parts * pieces
     teams,
     split,  # slabs side by side
@@ -212,14 +238,15 @@ def column_slabs(
     count,
     eps,
     GROUP: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,  # columns of a bin
     VARIANCE: tl.constexpr,
     CHUNKS: tl.constexpr,  # tiles of a block's share
     DEPTH: tl.constexpr,  # tiles that there is room for
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BINS: tl.constexpr,  # of a block, up to a power of two
-    SPANS: tl.constexpr,
-    STEP: tl.constexpr,
+    SPANS: tl.constexpr,  # pieces that the columns of a bin can lie in
+    STEP: tl.constexpr,  # words of a bin to wait for together
     VECTOR: tl.constexpr,  # elements of 16 bytes
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,  # a team of one
@@ -247,6 +274,8 @@ def column_slabs(
     cols = gl.arange(0, COLS, by_col)
     part = (slabs, split, width, channels, start, first, limit, outer_step, row_step)
     data = (x, dy, tiles_x, tiles_dy)
+    sizes = (parts, bins, images, channels * ALIGN)
+    vectors = (rstd, gamma, dgamma, dbeta, partials)
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
         copy_tile(data, ahead, slab, ahead % CHUNKS, part, local, cols, ROWS, ALIGN)
@@ -255,67 +284,41 @@ def column_slabs(
     for slab in tl.range(first_slab, slabs, teams):
         columns = place(slab, part, ALIGN)[1]
         image = slab // split
-        col_ok = cols < columns
-        channel = (slab % split) * width * ALIGN + start + cols
-        statistic = image * (channels * ALIGN // group_size) + channel // group_size
-        centre = load_or(mean, statistic, col_ok, 0.0, tl.float32)
-        rs = load_rstd(rstd, statistic, col_ok, eps, VARIANCE, tl.float32)
-        weight = load_or(gamma, channel, col_ok, 1.0, tl.float32)
+        left = (slab % split) * width * ALIGN + start
+        statistic = left + cols
+        if GROUP:
+            statistic = image * (channels * ALIGN // GROUP_SIZE) + statistic // GROUP_SIZE
+        centre = load_or(mean, statistic, cols < columns, 0.0, tl.float32)[None, :]
         mail = words
         if words is not None:
             mail = words + (parts * SPANS).to(tl.int64) * slab * bins
-        member = (above, start, columns)
         s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
         s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
         for chunk in gl.static_range(CHUNKS):
             async_copy.wait_group(DEPTH - 1 - chunk)
-            slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
+            slot = slot_of(turn, chunk, CHUNKS, DEPTH)
             if PHASE != 2:
                 # Masked elements of dy are 0, so their x does not matter.
                 wide = widen(tiles_dy.index(slot).load(tile))
                 s1 += wide
-                s2 += wide * (widen(tiles_x.index(slot).load(tile)) - centre[None, :])
-        if PHASE != 2:
-            # A thread adds up its rows; lanes and warps last.
-            c1, c2 = sum_pairs(
-                gl.reshape(s1, [ROWS // ONCE, ONCE, COLS]),
-                gl.reshape(s2, [ROWS // ONCE, ONCE, COLS]),
-                0,
-            )
-            c1, c2 = sum_pairs(c1, c2, 0)
-            c1 = gl.convert_layout(c1, by_col)
-            c2 = gl.convert_layout(c2, by_col)
-            if GROUP:
-                store_partials(
-                    partials, c1, c2, image, channel, col_ok, above, parts, images,
-                    channels * ALIGN,
-                )  # fmt: skip
-                c1 *= weight
-                c2 *= weight
-            totals = bin_sums(c1, c2, start, group_size, GROUP, COLS, BINS, WARPS)
-            if not SOLO:
-                publish_sums(
-                    mail, totals[0], totals[1], member, bins, group_size, COLS, BINS, SPANS, WARPS
-                )
-        if PHASE != 1:
-            if not SOLO:
-                totals = await_sums(
-                    mail, parts, member, bins, group_size, COLS, BINS, SPANS, STEP, WARPS
-                )
-            t1, t2 = spread(totals, start, group_size, by_col, GROUP, COLS, BINS, WARPS)
-            if not GROUP:
-                if above == 0:
-                    store_as(dbeta, channel, t1, col_ok)
-                    store_as(dgamma, channel, t2 * rs, col_ok)
-            # The sums of group norm have gamma inside.
-            tilt, shift = coefficients(rs, rs if GROUP else rs * weight, t1, t2, count)
-            scale = (rs * weight)[None, :]
+                s2 += wide * (widen(tiles_x.index(slot).load(tile)) - centre)
+        # A thread adds up its rows; lanes and warps last.
+        sums = sum_pairs(
+            gl.reshape(s1, [ROWS // ONCE, ONCE, COLS]),
+            gl.reshape(s2, [ROWS // ONCE, ONCE, COLS]),
+            0,
+        )
+        sums = sum_pairs(sums[0], sums[1], 0)
+        scale, tilt, shift = exchange(
+            sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps, by_col,
+            GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, WARPS, SOLO, PHASE,
+        )  # fmt: skip
         for chunk in gl.static_range(CHUNKS):
-            slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
+            slot = slot_of(turn, chunk, CHUNKS, DEPTH)
             if PHASE != 1:
                 wide = widen(tiles_dy.index(slot).load(tile))
-                centred = widen(tiles_x.index(slot).load(tile)) - centre[None, :]
-                result = wide * scale + (centred * tilt[None, :] + shift[None, :])
+                centred = widen(tiles_x.index(slot).load(tile)) - centre
+                result = wide * scale + (centred * tilt + shift)
                 origin, at, mask = tile_at(slab, chunk, part, local, cols, ROWS, ALIGN)
                 gl.store(dx + origin + at, result.to(dx.dtype.element_ty), mask=mask)
             later = slab + (chunk + DEPTH) // CHUNKS * teams
