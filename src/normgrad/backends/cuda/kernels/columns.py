@@ -31,7 +31,7 @@ from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 
 @jit
 def place(slab, part, ALIGN: tl.constexpr):
-    """The first element of a block's part of a slab, and how many columns it has there."""
+    """The first element of a block's part of a slab, and how many columns there are from there."""
     _, split, width, channels, start, first, _, outer_step, row_step = part
     outer = (slab // split).to(tl.int64)
     column = (slab % split) * width * ALIGN + start
@@ -154,6 +154,7 @@ def exchange(
     A thread has few columns here, where it has the VECTOR of a tile elsewhere.
     """
     above, start, columns, image, left = place_of
+    columns = gl.minimum(columns, COLS)
     parts, bins, images, channels = sizes
     rstd, gamma, dgamma, dbeta, partials = vectors
     LANES: tl.constexpr = min(32, BINS)
