@@ -34,6 +34,8 @@ _SEGMENTS = {64: 0.6, 128: 0.9, 256: 0.96}
 _EXCHANGE = 2.5  # microseconds
 _POLL = 0.7  # microseconds, for each further set of words
 _SPEED = 32e3  # bytes that a multiprocessor copies in a microsecond
+_ISSUE = 5e3  # instructions that its warps issue in a microsecond
+_SLAB, _ELEMENT = 1000, 8  # instructions of a thread for a slab; for an element and trip
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +93,23 @@ class Cut:
         words = min(power_of_two(self.parts * self.spans), _WORDS * threads // self.bins)
         return max(1, threads // self.bins, words)
 
-    def seconds(self, itemsize: int) -> float:
-        """A guess, in microseconds."""
+    def guess(self, itemsize: int, multiprocessors: int) -> float:
+        """How long it takes, in microseconds: what a multiprocessor cannot do at the same time."""
         tile = 2 * self.rows * self.cols * itemsize
         trips = 1.5 * self.tiles
         if self.fixed:
             trips += self.tiles - self.fixed - self.depth + 1
         segment = self.cols * self.pieces * itemsize
-        memory = trips * tile * self.per / (_SPEED * _SEGMENTS.get(segment, 1.0))
-        wait = _EXCHANGE + _POLL * (ceil_div(self.parts * self.spans, self.step) - 1)
-        if self.team == 1:
-            wait = 0.0
-        # While some blocks of a multiprocessor wait, others copy; so do the tiles to spare.
-        spare = min(1.0, (self.block.chunks - self.tiles) / self.tiles)
-        hidden = max(0.0, 1 - 1 / self.per, spare) if self.rounds > 1 and not self.fixed else 0.0
-        return self.rounds * (memory + wait * (1 - hidden)) + wait
+        memory = self.per * trips * tile / (_SPEED * _SEGMENTS.get(segment, 1.0))
+        elements = trips * self.rows * self.cols / (THREADS * self.block.warps)
+        work = self.block.warps * (_SLAB + _ELEMENT * elements) / _ISSUE  # of one block
+        polls = ceil_div(self.parts * self.spans, self.step)
+        wait = _EXCHANGE + _POLL * (polls - 1) if self.team > 1 else 0.0
+        busy = max(memory, self.per * work)
+        if self.fixed or self.rounds == 1 or self.team > multiprocessors:
+            return self.rounds * (busy + wait)  # all wait at the same time
+        own = wait + work + (0 if self.depth >= 2 * self.tiles else memory / self.per)
+        return self.rounds * max(busy, own) + wait
 
 
 def cuts(data: Slabs, device: Device) -> Iterator[Cut]:
@@ -174,7 +178,9 @@ def resident_columns(builder: Builder, geometry: Geometry, layout: Layout, devic
     if data is None:
         return False
     found = cuts(data, device)
-    best = min(found, key=lambda cut: cut.seconds(data.itemsize), default=None)
+    best = min(
+        found, key=lambda cut: cut.guess(data.itemsize, device.multiprocessors), default=None
+    )
     if best is None:
         return False
     add_columns(builder, geometry, layout, device, data, best)
@@ -261,7 +267,7 @@ def add_columns(
     if cut.fixed:
         kernel = "column_streams.column_streams"
         arguments["stream"] = cut.tiles - cut.fixed
-        constants["FIXED"] = cut.fixed
+        constants |= {"FIXED": cut.fixed, "FETCH": 0}
     else:
         kernel = "columns.column_slabs"
         constants |= {"CHUNKS": cut.tiles, "SOLO": solo}

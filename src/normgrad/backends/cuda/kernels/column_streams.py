@@ -16,6 +16,7 @@ from normgrad.backends.cuda.kernels.columns import (
     tile_at,
 )
 from normgrad.backends.cuda.kernels.common import (
+    INTERPRETED,
     await_step_before,
     coefficients,
     load_or,
@@ -29,6 +30,33 @@ from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 def _turned(load, stream, loads, fixed):
     """The tile of a ring's load: forwards to be added up, then backwards to be read again."""
     return fixed + gl.where(load < stream, load, loads - 1 - load)
+
+
+@jit
+def _fetch(data, slab, newest, part, TILES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, ALIGN: tl.constexpr):
+    """Have the L2 cache fetch TILES tiles, from ``newest`` downwards: they come while we wait."""
+    if not INTERPRETED:
+        x, dy, _, _ = data
+        slabs, _, _, _, _, _, limit, _, row_step = part
+        ELEMENTS: tl.constexpr = 128 * 8 // x.dtype.element_ty.primitive_bitwidth  # of a line
+        LINES: tl.constexpr = max(1, COLS // ELEMENTS)
+        line: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+        index = gl.arange(0, TILES * ROWS * LINES, line)
+        origin, columns = place(gl.minimum(slab, slabs - 1), part, ALIGN)
+        number = newest - index // (ROWS * LINES)
+        row = number * ROWS + index // LINES % ROWS
+        column = index % LINES * ELEMENTS
+        ok = (number >= 0) & (row < limit) & (column < columns)
+        at = row.to(tl.int64) * row_step * ALIGN + column
+        at = origin + gl.where(ok, at, 0)
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; prefetch.global.L2 [$2]; mov.u32 $0, 0;",
+            "=r,l,l",
+            [(x + at).to(tl.uint64), (dy + at).to(tl.uint64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @jit
@@ -87,6 +115,7 @@ def column_streams(
     VECTOR: tl.constexpr,  # elements of 16 bytes
     WARPS: tl.constexpr,
     ALIGN: tl.constexpr,
+    FETCH: tl.constexpr,  # tiles for the L2 cache to fetch during the wait
     EARLY: tl.constexpr,  # the words are cleared meanwhile
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only
 ):
@@ -153,8 +182,13 @@ def column_streams(
                 narrow = tiles_x.index(slot).load(tile)
                 s1 += wide
                 s2 += wide * (widen(narrow) - centre)
+        sums = sum_pairs(s1, s2, 0)
+        if FETCH > 0:
+            _fetch(data, slab, FIXED + stream - kept - 2, part, FETCH, ROWS, COLS, WARPS, ALIGN)
+        if FETCH < 0:
+            _fetch(data, slab + teams, zero + FIXED - 1, part, -FETCH, ROWS, COLS, WARPS, ALIGN)
         scale, tilt, shift = exchange(
-            sum_pairs(s1, s2, 0), mail, (above, start, columns, image, left), sizes, vectors, count, eps,
+            sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps,
             by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, WARPS, False, PHASE,
         )  # fmt: skip
         factors = (scale, centre, tilt, shift)
