@@ -11,6 +11,9 @@ BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "u
 # compute capabilities. (threads, blocks)
 LIMITS = {75: (1024, 16), 80: (2048, 32), 86: (1536, 16), 89: (1536, 24), 90: (2048, 32)}
 
+# Kernels that keep data in shared memory.
+RESIDENT = ("planes.plane_slabs", "columns.column_slabs", "column_streams.column_streams")
+
 
 def plan(op, shape, dtype="bfloat16", layout="contiguous", device="h200", **options):
     """The program for a request written as in the bench's tables."""
@@ -37,7 +40,7 @@ def tile_bytes(step):
     """The bytes of x and dy that a block holds."""
     given, sizes = dict(step.arguments), dict(step.constants)
     each = sum(BYTES[given[role].dtype] for role in ("x", "dy"))
-    return sizes.get("DEPTH", 1) * sizes["ROWS"] * sizes["COLS"] * each
+    return (sizes.get("DEPTH", 1) + sizes.get("FIXED", 0)) * sizes["ROWS"] * sizes["COLS"] * each
 
 
 def resident_blocks(device, step, shared):

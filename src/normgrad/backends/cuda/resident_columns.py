@@ -25,7 +25,6 @@ _BLOCKS = (
     Block(warps=8, chunk_bytes=8 << 10, chunks=6, registers=128),
     Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255),
 )
-_WORDS = 16  # of a thread, polled together
 _ONE_HOT = 32  # elements of a thread where the sums of columns become those of groups
 _LEAST_BYTES = 128  # of a row of a tile, unless there are fewer channels
 _MOST_BYTES = 512
@@ -35,6 +34,7 @@ _EXCHANGE = 2.5  # microseconds
 _POLL = 0.7  # microseconds, for each further set of words
 _SPEED = 32e3  # bytes that a multiprocessor copies in a microsecond
 _ISSUE = 5e3  # instructions that its warps issue in a microsecond
+_LAUNCHES = 5.0  # microseconds that two passes take for more launches
 _SLAB, _ELEMENT = 1000, 8  # instructions of a thread for a slab; for an element and trip
 
 
@@ -90,7 +90,8 @@ class Cut:
     def step(self) -> int:
         """Words of a bin that are polled together."""
         threads = self.block.warps * THREADS
-        words = min(power_of_two(self.parts * self.spans), _WORDS * threads // self.bins)
+        most = power_of_two(self.block.registers // 16) * threads  # more are spilled
+        words = min(power_of_two(self.parts * self.spans), most // self.bins)
         return max(1, threads // self.bins, words)
 
     def guess(self, itemsize: int, multiprocessors: int) -> float:
@@ -173,15 +174,18 @@ def _bins(group: int, width: int, cols: int) -> tuple[int, int]:
 
 
 def resident_columns(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
-    """Channels last; False where the data lie unevenly."""
+    """Channels last; False where the data lie unevenly or two passes are as good."""
     data = slabs_of(builder, geometry, layout, device)
     if data is None:
         return False
-    found = cuts(data, device)
-    best = min(
-        found, key=lambda cut: cut.guess(data.itemsize, device.multiprocessors), default=None
-    )
-    if best is None:
+
+    def guess(cut: Cut) -> float:
+        return cut.guess(data.itemsize, device.multiprocessors)
+
+    best = min(cuts(data, device), key=guess, default=None)
+    size = data.images * data.rows * data.channels * data.itemsize
+    two_passes = 5 * size / (_SPEED * device.multiprocessors) + _LAUNCHES
+    if best is None or guess(best) > two_passes:
         return False
     add_columns(builder, geometry, layout, device, data, best)
     return True

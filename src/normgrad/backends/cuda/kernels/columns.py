@@ -162,16 +162,14 @@ def exchange(
     box: tl.constexpr = gl.BlockedLayout(
         [1, 1], [32 // LANES, LANES], [WARPS // ACROSS, ACROSS], [1, 0]
     )
-    hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-    line: tl.constexpr = gl.SliceLayout(1, hot) if GROUP else gl.SliceLayout(0, box)
+    flat: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    line: tl.constexpr = flat if GROUP else gl.SliceLayout(0, box)
     cols = gl.arange(0, COLS, line)
     ok = cols < columns
     channel = left + cols
     statistic = image * (channels // GROUP_SIZE) + channel // GROUP_SIZE if GROUP else channel
     rs = load_rstd(rstd, statistic, ok, eps, VARIANCE, tl.float32)
     weight = load_or(gamma, channel, ok, 1.0, tl.float32)
-    own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, hot))
-    within = ((start + cols) // GROUP_SIZE)[:, None] == own[None, :] if GROUP else ok
     t1, t2 = rs, rs
     if PHASE != 2:
         pair = gl.convert_layout(pack_pair(sums[0], sums[1]), line)
@@ -181,10 +179,14 @@ def exchange(
                 to = partials + (image.to(tl.int64) * channels + channel) * parts + above
                 gl.store(to, t1, mask=ok)
                 gl.store(to + images.to(tl.int64) * channels * parts, t2, mask=ok)
+            hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+            own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, hot))
+            side = start + gl.arange(0, COLS, gl.SliceLayout(1, hot))
+            within = (side // GROUP_SIZE)[:, None] == own[None, :]
+            pair = gl.convert_layout(pack_pair(t1 * weight, t2 * weight), gl.SliceLayout(1, hot))
+            t1, t2 = unpack_pair(pair)
             t1, t2 = sum_pairs(
-                gl.where(within, (t1 * weight)[:, None], 0.0),
-                gl.where(within, (t2 * weight)[:, None], 0.0),
-                0,
+                gl.where(within, t1[:, None], 0.0), gl.where(within, t2[:, None], 0.0), 0
             )
         else:
             own = start + cols
@@ -198,9 +200,9 @@ def exchange(
                 mail, parts, start, columns, bins, box, GROUP_SIZE, COLS, BINS, SPANS, STEP, WARPS
             )
         if GROUP:
-            t1 = gl.convert_layout(t1, gl.SliceLayout(0, hot))[None, :]
-            t2 = gl.convert_layout(t2, gl.SliceLayout(0, hot))[None, :]
-            t1, t2 = sum_pairs(gl.where(within, t1, 0.0), gl.where(within, t2, 0.0), 1)
+            mine = gl.minimum((start + cols) // GROUP_SIZE - start // GROUP_SIZE, BINS - 1)
+            t1 = gl.gather(t1, mine, 0)
+            t2 = gl.gather(t2, mine, 0)
         elif above == 0:
             store_as(dbeta, channel, t1, ok)
             store_as(dgamma, channel, t2 * rs, ok)
