@@ -112,7 +112,7 @@ def check_cleared(program, step, words, name):
 
 
 def test_slabs_of_columns_are_covered(known):
-    """Every row and every column of every slab has its block, and every bin of a block its words."""
+    """Every row and column of a slab has its block, every bin of a block its words."""
     device, found = known
     seen = set()
     for name, program in found.items():

@@ -18,7 +18,6 @@ from normgrad.backends.cuda.kernels.columns import (
 from normgrad.backends.cuda.kernels.common import (
     INTERPRETED,
     await_step_before,
-    coefficients,
     load_or,
     sum_pairs,
     widen,
@@ -33,7 +32,17 @@ def _turned(load, stream, loads, fixed):
 
 
 @jit
-def _fetch(data, slab, newest, part, TILES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, ALIGN: tl.constexpr):
+def _fetch(
+    data,
+    slab,
+    newest,
+    part,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    WARPS: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
     """Have the L2 cache fetch TILES tiles, from ``newest`` downwards: they come while we wait."""
     if not INTERPRETED:
         x, dy, _, _ = data

@@ -52,9 +52,7 @@ def tile_at(slab, number, part, local, cols, ROWS: tl.constexpr, ALIGN: tl.const
 
 
 @jit
-def copy_tile(
-    data, slot, slab, number, part, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr
-):
+def copy_tile(data, slot, slab, number, part, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr):
     """Ask for a tile."""
     x, dy, tiles_x, tiles_dy = data
     origin, at, mask = tile_at(slab, number, part, local, cols, ROWS, ALIGN)
@@ -191,9 +189,7 @@ def exchange(
         else:
             own = start + cols
         if not SOLO:
-            publish_sums(
-                mail, above, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS
-            )
+            publish_sums(mail, above, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
     if PHASE != 1:
         if not SOLO:
             t1, t2 = await_sums(
