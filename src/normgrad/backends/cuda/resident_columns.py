@@ -159,9 +159,11 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
         parts = min(resident // teams // pieces, tiles)
         share = ceil_div(tiles, parts)
         parts = ceil_div(tiles, share)
-        yield Cut(
+        made = Cut(
             block, per, width, cols, rows, parts, pieces, teams, rounds, share, bins, spans
         )  # fmt: skip
+        if not made.fixed or made.fixed >= made.depth:  # or they would be read before they come
+            yield made
 
 
 def _bins(group: int, width: int, cols: int) -> tuple[int, int]:
