@@ -98,7 +98,11 @@ def compute(
     )
     like = arrays[1]
     kind = kind_of(like, "input")
-    if seen is not None and len(_known) < _CACHED_CALLS:
+    if (
+        seen is not None
+        and len(_known) < _CACHED_CALLS
+        and all(_is_plain(array.__class__) for array in present)
+    ):
         from normgrad import torch_arrays
 
         prepare = torch_arrays.prepared if given is None else torch_arrays.prepared_into
@@ -129,26 +133,21 @@ def _outline(
     backend: Any,
     out: Any,
 ) -> tuple[Any, list[Any]]:
-    """What tells most calls on plain torch tensors apart, and the tensors; None for others."""
+    """What tells most calls apart, and the arrays; None if not even that can be read."""
     if mask.__class__ is not tuple and mask.__class__ is not list:
         return None, []
-    for bit in mask:
-        if bit is not True and bit is not False:  # a 1 equals True and is an error
-            return None, []
     if unread:
         arrays += tuple([array for _, array in unread])
     if out is not None:
         arrays += tuple(out)
-    absent = [array is None for array in arrays]
-    present = [array for array in arrays if array is not None]
-    for array in present:
-        if not _is_plain(array.__class__):
-            return None, []
-    shape = present[-1].shape  # a result's if they are given
-    key = (op, settings, param_grad_dtype, backend, *mask, shape, present[0].shape, *absent)
+    bits, present = tuple(mask), [array for array in arrays if array is not None]
+    # Of mask too the types: a 1 equals True and is an error.
+    kinds = tuple(map(type, bits + arrays))
+    shape = getattr(present[0], "shape", None) if present else None
+    key = (op, settings, param_grad_dtype, backend, bits, kinds, shape)
     try:
         hash(key)
-    except TypeError:  # an option that is none
+    except TypeError:  # an option or a shape that is none
         return None, []
     return key, present
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from normgrad import hostmem
 from normgrad.errors import ArrayTypeError, DeviceError
@@ -76,7 +77,7 @@ class TorchKind:
     def written(self, array: torch.Tensor) -> None:
         """Autograd learns of it: a graph that saved the old values must not use them."""
         if not array.is_inference():
-            torch.autograd.graph.increment_version(array)
+            increment_version(array)
 
     def empty(self, tensor: TensorSpec, device: str, like: Any) -> tuple[torch.Tensor, int]:
         """A tensor with the strides asked for."""
@@ -183,28 +184,28 @@ def prepared_into(
 
     Such are results that require grad, and memory that may be shared.
     """
-    launch, kind, spec = _launcher(plan), TorchKind(), plan.spec
+    launch, spec = _launcher(plan), plan.spec
     blank = [None] * (len(ROLES) - len(arrays))
-    read = [(ROLES.index(role), *_range(spec, role)) for role in spec.operands]
-    written = [(ROLES.index(role), *_range(spec, role)) for role in spec.wanted]
+    written = [ROLES.index(role) for role in spec.wanted]
+    touched = [(ROLES.index(role), *_range(spec, role)) for role in (*spec.operands, *spec.wanted)]
 
     def call(arrays: tuple[Any, ...], out: Sequence[Any]) -> tuple[Any, ...] | None:
         addresses: list[Any] = [None if array is None else array.data_ptr() for array in arrays]
         addresses += blank
-        given = [array for array in out if array is not None]
-        taken = [(addresses[slot] + low, addresses[slot] + high) for slot, low, high in read]
-        for array, (slot, low, high) in zip(given, written, strict=True):
-            if array.requires_grad:
+        given = tuple([array for array in out if array is not None])
+        for array, slot in zip(given, written, strict=True):
+            if array.requires_grad or array.is_inference():
                 return None
             addresses[slot] = array.data_ptr()
-            first, last = addresses[slot] + low, addresses[slot] + high
-            for start, end in taken:
-                if first < end and start < last:
-                    return None
-            taken.append((first, last))
+        spans = [(addresses[slot] + low, addresses[slot] + high) for slot, low, high in touched]
+        spans.sort()
+        taken = 0
+        for start, end in spans:
+            if start < taken:
+                return None
+            taken = end
         launch(addresses, arrays[1])
-        for array in given:
-            kind.written(array)
+        increment_version(given)
         return tuple(out)
 
     return call

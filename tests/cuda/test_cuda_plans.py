@@ -94,7 +94,7 @@ def test_slabs_are_covered(known):
             assert sizes["TEAM"] >= given["team"], name
             assert sizes["TEAM"] * sizes["CHANNEL_TILE"] >= 32 * step.warps, name
             if step.cooperative:
-                words = given["slabs"] * given["team"] * sizes["CHANNEL_TILE"]
+                words = given["slabs"] * sizes["COPIES"] * given["team"] * sizes["CHANNEL_TILE"]
                 check_cleared(program, step, words, name)
     assert (seen > 5) == device.copies_ahead
 

@@ -55,8 +55,7 @@ class CudaBackend:
 
             interpret(program, plan.spec, addresses, workspace)
             return
-        bases = [address or 0 for address in addresses]
-        bases.append(workspace or 0)
+        bases = [*addresses, workspace]
         index = _index(plan.spec.device)
         if _current_device()() == index:
             run_program(program, index, bases, stream)

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import reshaped_strides
-from normgrad.spec import Spec, TensorSpec, row_major
+from normgrad.spec import ROLES, Spec, TensorSpec, row_major
 
 _ITEMSIZE = {**ITEMSIZE, "uint64": 8}
 _ALIGNMENT = 256  # of every piece of the workspace
+# Where a role's address stands; the workspace comes after all roles.
+SLOTS = {role: index for index, role in enumerate(ROLES)} | {"": len(ROLES)}
 
 
 class Ref(NamedTuple):
@@ -62,6 +64,12 @@ class Fill:
 Step = Launch | Fill
 
 
+def _refs(step: Step) -> list[Ref]:
+    if isinstance(step, Fill):
+        return [step.target]
+    return [value for _, value in step.arguments if isinstance(value, Ref)]
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """The steps, and the scratch memory they need."""
@@ -73,6 +81,12 @@ class Program:
     unaligned: "Program | None" = None
     # Compiled kernels by device and alignment: filled by the first run.
     prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    slots: tuple[int, ...] = field(init=False, compare=False, repr=False)  # that steps touch
+
+    def __post_init__(self) -> None:
+        refs = [ref for step in self.steps for ref in _refs(step)]
+        slots = tuple(sorted({SLOTS[ref.role] for ref in refs}))
+        object.__setattr__(self, "slots", slots)
 
     def __str__(self) -> str:
         lines = [f"{self.strategy}, workspace {self.workspace_bytes} bytes"]

@@ -22,6 +22,9 @@ from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
 _MOST_CHANNELS = 8  # channels of one plane: their sums are told apart by masks
+# Words of each block, where that many blocks would read the same one: 3 points for
+# 256x64x112x112 and 20x6x65536 in bfloat16, nothing or less for teams up to 80.
+_COPIES, _CROWD = 8, 96
 _LARGE = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128)
 _WHOLE = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255)
 
@@ -78,7 +81,9 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     team = tiles.team
     solo = team.team == 1
     channel_tile = power_of_two(together)
-    words = None if solo else builder.scratch(slabs * team.team * channel_tile, "uint64")
+    copies = _COPIES if together == 1 and team.team >= _CROWD else 1
+    count = slabs * copies * team.team * channel_tile
+    words = None if solo else builder.scratch(count, "uint64")
     early = words is not None and device.starts_early
     rows = planes * tiles.pieces
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
@@ -124,6 +129,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "COLS": tiles.cols,
         "VECTOR": 16 // max(itemsizes),
         "WARPS": tiles.block.warps,
+        "COPIES": copies,
         "TEAM": max(power_of_two(team.team), threads // channel_tile),
         "SOLO": solo,
         "ALIGN": align,
@@ -132,7 +138,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "PHASE": 0,
     }
     if words is not None:  # directly before the launch, which must meet no unfinished copy
-        builder.clear(words, slabs * team.team * channel_tile, early=early)
+        builder.clear(words, count, early=early)
     builder.launch(
         "planes.plane_slabs",
         (team.team * team.teams,),

@@ -15,7 +15,9 @@ from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 from normgrad.spec import Op, Spec
 
-_TILES = 4  # of a program of channels-last elements
+# Tiles of a program of channels-last elements, by size: of 64 channels in bfloat16 two read 103 %
+# of the copy speed, one 81, four 101; of float32 one is best by 2 to 5 points.
+_TILES = {2: 2, 4: 1, 8: 1}
 _MOST_COUNTS = 1024  # counts of ranks that every block adds up itself
 
 
@@ -112,7 +114,7 @@ def add_sums(
         builder.launch("sums.plane_sums", (units * splits,), arguments, constants)
         return partials, splits
     cols = min(power_of_two(layout.channels), 32 * vector)
-    tile_rows = max(1, 128 * vector * 4 // cols)
+    tile_rows = max(1, 128 * vector * 2 // cols)
     blocks = ceil_div(layout.channels, cols)
     outer = layout.outer if group else 1
     most = ceil_div(layout.inner, 2 * tile_rows)
@@ -257,7 +259,7 @@ def add_apply(
     # Several tiles for a program, as long as there is enough for everybody.
     blocks = ceil_div(layout.channels, cols)
     programs = ceil_div(layout.inner, tile_rows) * blocks * layout.outer
-    each = _TILES if programs >= _TILES * 16 * device.multiprocessors else 1
+    each = _TILES[itemsize] if programs >= 32 * device.multiprocessors else 1
     tiles = ceil_div(layout.inner, each * tile_rows)
     constants["STEPS"] = each
     arguments |= {"tiles": tiles, "blocks": blocks}

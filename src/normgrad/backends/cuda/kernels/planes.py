@@ -65,7 +65,7 @@ def plane_slabs(
     dgamma,
     dbeta,
     partials,  # group norm: sum of dy of each row, then sum of dy * (x - mean)
-    words,  # [slabs, team, CHANNEL_TILE]
+    words,  # [slabs, COPIES, team, CHANNEL_TILE]
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -92,6 +92,7 @@ def plane_slabs(
     COLS: tl.constexpr,
     VECTOR: tl.constexpr,  # elements of 16 bytes
     WARPS: tl.constexpr,
+    COPIES: tl.constexpr,  # of each word, so that fewer blocks read the same
     TEAM: tl.constexpr,  # a power of two, so that every thread has a word
     SOLO: tl.constexpr,  # a team of one
     ALIGN: tl.constexpr,
@@ -180,7 +181,9 @@ def plane_slabs(
                 else:
                     s1 += wide
                     s2 += product
-        mail = words + team.to(tl.int64) * slab * CHANNEL_TILE if words is not None else words
+        mail = words
+        if words is not None:
+            mail += team.to(tl.int64) * slab * (COPIES * CHANNEL_TILE)
         if PHASE != 2:
             if GROUP:
                 s1, s2 = sum_pairs(s1, s2, 0)
@@ -204,7 +207,9 @@ def plane_slabs(
                 s2 = gl.convert_layout(s2, gl.SliceLayout(0, hot))
             if not SOLO or PHASE == 1:
                 if BLOCK_CHANNELS == 1:
-                    publish(mail + member, pack_pair(s1, s2), None)
+                    copies = gl.arange(0, COPIES, line)
+                    pair = pack_pair(s1, s2) + copies.to(tl.uint64) * 0
+                    publish(mail + copies * team + member, pair, copies < COPIES)
                 else:
                     box_of = mail + member * CHANNEL_TILE + chan
                     publish(box_of, pack_pair(s1, s2), chan < BLOCK_CHANNELS)
@@ -213,6 +218,7 @@ def plane_slabs(
                 t1, t2 = s1, s2
             elif BLOCK_CHANNELS == 1:
                 partner = gl.arange(0, TEAM, line)
+                mail += member % COPIES * team
                 got = await_words(mail + partner, partner < team, TEAM // (32 * WARPS))
                 t1, t2 = unpack_pair(got)
                 t1, t2 = sum_pairs(t1, t2, 0)
