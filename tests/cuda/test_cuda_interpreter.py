@@ -176,14 +176,17 @@ def forget():
             getattr(value, "cache_clear", int)()
 
 
-streams = lambda cut: cut.fixed > 0 and cut.parts > 1
+streams = lambda cut: cut.fixed > 0 and cut.parts > 1 and not cut.own
+totals = lambda cut: cut.own > 1 and cut.parts > 1
 whole = lambda cut: cut.fixed == 0 and cut.parts > 1
 pieces = lambda cut: cut.spans > 1
-compare((57, 136), None, (streams, whole))
+compare((57, 40), None, (streams, whole))
 compare((3, 20, 7, 11), None, (whole,))
 compare((3, 40, 5, 13), 4, (streams, pieces))
 compare((2, 24, 40), 2, (whole, pieces))
 compare((5, 16, 9), 8, (lambda cut: cut.team == 1,))
+resident_columns._TWO_STEPS = 0
+compare((57, 40), None, (totals,))
 print("done")
 """
 

@@ -144,11 +144,16 @@ def test_slabs_of_columns_are_covered(known):
                 assert last // group - start // group < sizes["BINS"], name
             for start in range(0, width, group):
                 assert (start + group - 1) // cols - start // cols < sizes["SPANS"], name
-            each, rest = divmod(sizes["STEP"] * sizes["BINS"], 32 * step.warps)
+            each, rest = divmod(
+                sizes["STEP"] * (sizes.get("OWN") or sizes["BINS"]), 32 * step.warps
+            )
             assert 1 <= each <= 16, name
             assert rest == 0, name
             if step.cooperative:
-                words = given["slabs"] * given["parts"] * sizes["SPANS"] * given["bins"]
+                own = sizes.get("OWN", 0)
+                assert own == 0 or own * given["parts"] >= cols == given["bins"], name
+                parts = given["parts"] + (own > 0)
+                words = given["slabs"] * parts * sizes["SPANS"] * given["bins"]
                 check_cleared(program, step, words, name)
     assert bool(seen) == device.copies_ahead
     if device is KNOWN["h200"]:

@@ -26,7 +26,9 @@ def interpret(
         constants = constants_of(step)
         phases: tuple[int | None, ...] = (None,)
         if "PHASE" in constants:
-            phases = (3,) if constants.get("SOLO") else (1, 2)
+            phases = (1, 3, 2) if constants.get("OWN") else (1, 2)
+            if constants.get("SOLO"):
+                phases = (3,)
         for phase in phases:
             if phase is not None:
                 constants["PHASE"] = phase

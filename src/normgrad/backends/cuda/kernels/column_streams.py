@@ -5,6 +5,9 @@ DEPTH, in which the last ones are still there when all have been added up. Then 
 and dx is written: of the tiles in the ring, of the others backwards (the latest may come from the
 L2 cache), of those that stayed. A tile that is done makes room for the next one wanted, of this
 slab or the next.
+
+Teams are large here. Where everybody would read too many words, sums go round in two steps: each
+block adds up all parts of OWN columns and publishes the totals, and everybody reads those.
 """
 
 import triton.language as tl
@@ -16,7 +19,6 @@ from normgrad.backends.cuda.kernels.columns import (
     tile_at,
 )
 from normgrad.backends.cuda.kernels.common import (
-    INTERPRETED,
     await_step_before,
     load_or,
     sum_pairs,
@@ -29,43 +31,6 @@ from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 def _turned(load, stream, loads, fixed):
     """The tile of a ring's load: forwards to be added up, then backwards to be read again."""
     return fixed + gl.where(load < stream, load, loads - 1 - load)
-
-
-@jit
-def _fetch(
-    data,
-    slab,
-    newest,
-    part,
-    TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    WARPS: tl.constexpr,
-    ALIGN: tl.constexpr,
-):
-    """Have the L2 cache fetch TILES tiles, from ``newest`` downwards: they come while we wait."""
-    if not INTERPRETED:
-        x, dy, _, _ = data
-        slabs, _, _, _, _, _, limit, _, row_step = part
-        ELEMENTS: tl.constexpr = 128 * 8 // x.dtype.element_ty.primitive_bitwidth  # of a line
-        LINES: tl.constexpr = max(1, COLS // ELEMENTS)
-        line: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-        index = gl.arange(0, TILES * ROWS * LINES, line)
-        origin, columns = place(gl.minimum(slab, slabs - 1), part, ALIGN)
-        number = newest - index // (ROWS * LINES)
-        row = number * ROWS + index // LINES % ROWS
-        column = index % LINES * ELEMENTS
-        ok = (number >= 0) & (row < limit) & (column < columns)
-        at = row.to(tl.int64) * row_step * ALIGN + column
-        at = origin + gl.where(ok, at, 0)
-        gl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; prefetch.global.L2 [$2]; mov.u32 $0, 0;",
-            "=r,l,l",
-            [(x + at).to(tl.uint64), (dy + at).to(tl.uint64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
 
 
 @jit
@@ -93,7 +58,7 @@ def column_streams(
     dgamma,
     dbeta,
     partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
-    words,  # [slabs, parts, SPANS, bins]
+    words,  # [slabs, parts, SPANS, bins]; one part more with OWN: the totals
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -121,12 +86,12 @@ def column_streams(
     BINS: tl.constexpr,  # of a block, up to a power of two
     SPANS: tl.constexpr,
     STEP: tl.constexpr,
+    OWN: tl.constexpr,  # columns that a block adds up for its team; 0: it has all its own bins
     VECTOR: tl.constexpr,  # elements of 16 bytes
     WARPS: tl.constexpr,
     ALIGN: tl.constexpr,
-    FETCH: tl.constexpr,  # tiles for the L2 cache to fetch during the wait
     EARLY: tl.constexpr,  # the words are cleared meanwhile
-    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only
+    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, then 3: totals if OWN, 2: gradient
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
     LANES: tl.constexpr = min(32, COLS // VECTOR)
@@ -168,7 +133,7 @@ def column_streams(
         if GROUP:
             statistic = image * (channels * ALIGN // GROUP_SIZE) + statistic // GROUP_SIZE
         centre = load_or(mean, statistic, cols < columns, 0.0, tl.float32)[None, :]
-        mail = words + (parts * SPANS).to(tl.int64) * slab * bins
+        mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
         s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
         s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
         for visit in tl.range(0, gl.maximum(stream, FIXED)):
@@ -192,13 +157,9 @@ def column_streams(
                 s1 += wide
                 s2 += wide * (widen(narrow) - centre)
         sums = sum_pairs(s1, s2, 0)
-        if FETCH > 0:
-            _fetch(data, slab, FIXED + stream - kept - 2, part, FETCH, ROWS, COLS, WARPS, ALIGN)
-        if FETCH < 0:
-            _fetch(data, slab + teams, zero + FIXED - 1, part, -FETCH, ROWS, COLS, WARPS, ALIGN)
         scale, tilt, shift = exchange(
             sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps,
-            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, WARPS, False, PHASE,
+            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, WARPS, False, PHASE,
         )  # fmt: skip
         factors = (scale, centre, tilt, shift)
         for visit in tl.range(0, stream):
@@ -211,7 +172,7 @@ def column_streams(
             after = slab + later // loads * teams
             number = _turned(later % loads, stream, loads, FIXED)
             copy_tile(data, slot, after, number, part, local, cols, ROWS, ALIGN)
-            if PHASE != 1:
+            if PHASE % 2 == 0:
                 number = _turned(load, stream, loads, FIXED)
                 _write(dx, (wide, narrow), factors, slab, number, part, local, cols, ROWS, ALIGN)
         for visit in tl.range(0, FIXED):
@@ -220,7 +181,7 @@ def column_streams(
             narrow = tiles_x.index(slot).load(tile)
             number = zero + visit
             copy_tile(data, slot, slab + teams, number, part, local, cols, ROWS, ALIGN)
-            if PHASE != 1:
+            if PHASE % 2 == 0:
                 _write(dx, (wide, narrow), factors, slab, number, part, local, cols, ROWS, ALIGN)
         turn = (turn + loads) % DEPTH
     async_copy.wait_group(0)

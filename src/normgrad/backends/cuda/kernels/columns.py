@@ -9,6 +9,7 @@ five.
 
 Sums go round in one step. Each block publishes a word for each of its bins: a column, or a group
 of columns with gamma inside. Everybody adds up the words of its own bins, part by part in order.
+(With OWN there are two steps, see `column_streams`.)
 """
 
 import triton.language as tl
@@ -127,6 +128,33 @@ def await_sums(
 
 
 @jit
+def publish_totals(
+    mail,  # with one part more, for the totals
+    above,
+    parts,
+    start,
+    columns,
+    bins,
+    COLS: tl.constexpr,
+    OWN: tl.constexpr,
+    STEP: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """Add up all parts of OWN columns, for everybody."""
+    LANES: tl.constexpr = min(32, OWN)
+    ACROSS: tl.constexpr = min(WARPS, OWN // LANES)
+    box: tl.constexpr = gl.BlockedLayout(
+        [1, 1], [32 // LANES, LANES], [WARPS // ACROSS, ACROSS], [1, 0]
+    )
+    first = start + above * OWN
+    t1, t2 = await_sums(
+        mail, parts, first, columns - above * OWN, bins, box, 1, COLS, OWN, 1, STEP, WARPS
+    )
+    own = first + gl.arange(0, OWN, gl.SliceLayout(0, box))
+    publish(mail + parts * bins + own, pack_pair(t1, t2), own < start + columns)
+
+
+@jit
 def exchange(
     sums,  # of the block's columns, in any layout
     mail,
@@ -143,6 +171,7 @@ def exchange(
     BINS: tl.constexpr,
     SPANS: tl.constexpr,
     STEP: tl.constexpr,
+    OWN: tl.constexpr,
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,
     PHASE: tl.constexpr,
@@ -190,8 +219,15 @@ def exchange(
             own = start + cols
         if not SOLO:
             publish_sums(mail, above, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
-    if PHASE != 1:
-        if not SOLO:
+    if OWN > 0 and PHASE % 3 == 0:
+        publish_totals(mail, above, parts, start, columns, bins, COLS, OWN, STEP, WARPS)
+    if PHASE != 1 and (OWN == 0 or PHASE != 3):
+        if OWN > 0:
+            ONE: tl.constexpr = max(1, 32 * WARPS // BINS)  # a word for every thread
+            t1, t2 = await_sums(
+                mail + parts * bins, 1, start, columns, bins, box, 1, COLS, BINS, 1, ONE, WARPS
+            )
+        elif not SOLO:
             t1, t2 = await_sums(
                 mail, parts, start, columns, bins, box, GROUP_SIZE, COLS, BINS, SPANS, STEP, WARPS
             )
@@ -310,7 +346,7 @@ def column_slabs(
         sums = sum_pairs(sums[0], sums[1], 0)
         scale, tilt, shift = exchange(
             sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps, by_col,
-            GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, WARPS, SOLO, PHASE,
+            GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, 0, WARPS, SOLO, PHASE,
         )  # fmt: skip
         for chunk in gl.static_range(CHUNKS):
             slot = slot_of(turn, chunk, CHUNKS, DEPTH)
