@@ -157,6 +157,7 @@ def compare(shape, groups, wanted):
     want = results("reference")
     seen = []
     resident_columns.cuts = lambda *data: seen.extend(every(*data)) or seen[:1]
+    forget()
     results("cuda")
     assert len(seen) >= len(wanted)
     for kind in wanted:
@@ -180,13 +181,13 @@ streams = lambda cut: cut.fixed > 0 and cut.parts > 1 and not cut.own
 totals = lambda cut: cut.own > 1 and cut.parts > 1
 whole = lambda cut: cut.fixed == 0 and cut.parts > 1
 pieces = lambda cut: cut.spans > 1
-compare((57, 40), None, (streams, whole))
+compare((57, 72), None, (streams, whole))
 compare((3, 20, 7, 11), None, (whole,))
-compare((3, 40, 5, 13), 4, (streams, pieces))
+compare((1, 40, 5, 9), 4, (streams, pieces))
 compare((2, 24, 40), 2, (whole, pieces))
 compare((5, 16, 9), 8, (lambda cut: cut.team == 1,))
 resident_columns._TWO_STEPS = 0
-compare((57, 40), None, (totals,))
+compare((57, 72), None, (totals,))
 print("done")
 """
 
