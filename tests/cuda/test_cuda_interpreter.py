@@ -183,7 +183,7 @@ whole = lambda cut: cut.fixed == 0 and cut.parts > 1
 pieces = lambda cut: cut.spans > 1
 compare((57, 72), None, (streams, whole))
 compare((3, 20, 7, 11), None, (whole,))
-compare((1, 40, 5, 9), 4, (streams, pieces))
+compare((2, 40, 5, 9), 4, (streams, pieces))
 compare((2, 24, 40), 2, (whole, pieces))
 compare((5, 16, 9), 8, (lambda cut: cut.team == 1,))
 resident_columns._TWO_STEPS = 0

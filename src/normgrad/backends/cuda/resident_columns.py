@@ -109,14 +109,14 @@ class Cut:
         words = min(power_of_two(self.parts * self.spans), most // bins)
         return max(1, threads // bins, words)
 
-    def guess(self, itemsize: int, multiprocessors: int) -> float:
+    def guess(self, data: Slabs, multiprocessors: int) -> float:
         """How long it takes, in microseconds."""
         trips = 1.5 * self.tiles  # of x and dy
         if self.fixed:
             trips += self.tiles - self.fixed - self.depth + 1
-        total = self.team * self.teams * trips * 2 * self.rows * self.cols * itemsize
+        total = self.team * self.teams * trips * 2 * self.rows * self.cols * data.itemsize
         memory = total / multiprocessors / _SPEED
-        if self.cols * self.pieces * itemsize <= _LEAST_BYTES:
+        if self.width < data.channels and self.width * data.itemsize <= _LEAST_BYTES:
             memory *= _NARROW
         wait = _ACROSS * self.per * self.block.warps * self.cols
         if self.team > 1:
@@ -207,7 +207,7 @@ def choose(data: Slabs, device: Device) -> Cut | None:
     """The cut that takes least; None where two passes take less."""
 
     def guess(cut: Cut) -> float:
-        return round(cut.guess(data.itemsize, device.multiprocessors), 1)
+        return round(cut.guess(data, device.multiprocessors), 1)
 
     best = min(cuts(data, device), key=lambda cut: (guess(cut), cut.team), default=None)
     size = data.images * data.rows * data.channels * data.itemsize
