@@ -28,8 +28,9 @@ REQUESTS = {
     "resident columns, streamed": ("batch_norm", "64x256x56x56", "bfloat16", "channels-last"),
     "resident columns, groups": ("group_norm", "8x320x64x64", "bfloat16", "channels-last"),
     "whole rows": ("layer_norm", "4096x4096", "bfloat16"),
-    "whole rows, parameters apart": ("layer_norm", "512x16384", "bfloat16"),
-    "long rows": ("layer_norm", "16x100000", "float32"),
+    "resident rows": ("layer_norm", "512x16384", "bfloat16"),
+    "resident rows, large teams": ("layer_norm", "16x100000", "float32"),
+    "long rows": ("layer_norm", "512x1024", "float64"),
     "sums": ("batch_norm_reduce", "32x256x56x56", "bfloat16"),
     "elements": ("batch_norm_elemt", "32x256x56x56", "bfloat16"),
 }

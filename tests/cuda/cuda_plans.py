@@ -11,14 +11,16 @@ BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "u
 # compute capabilities. (threads, blocks)
 LIMITS = {75: (1024, 16), 80: (2048, 32), 86: (1536, 16), 89: (1536, 24), 90: (2048, 32)}
 
-# Kernels that keep data in shared memory.
-RESIDENT = ("planes.plane_slabs", "columns.column_slabs", "column_streams.column_streams")
-
 
 def plan(op, shape, dtype="bfloat16", layout="contiguous", device="h200", **options):
     """The program for a request written as in the bench's tables."""
     (workload,) = rows(Op(op), shape, (dtype,), (layout,), **options)
     return program_of(spec_of(workload.case, dtype), KNOWN[device])
+
+
+COLUMN_KERNELS = {"columns.column_slabs", "column_streams.column_streams"}
+# Kernels that copy asynchronously.
+COPYING = {"planes.plane_slabs", "row_teams.layer_teams", *COLUMN_KERNELS}
 
 
 def launches(program):
@@ -40,7 +42,9 @@ def tile_bytes(step):
     """The bytes of x and dy that a block holds."""
     given, sizes = dict(step.arguments), dict(step.constants)
     each = sum(BYTES[given[role].dtype] for role in ("x", "dy"))
-    return (sizes.get("DEPTH", 1) + sizes.get("FIXED", 0)) * sizes["ROWS"] * sizes["COLS"] * each
+    tiles = sizes["RING"] * sizes["CHUNKS"] if "RING" in sizes else sizes.get("DEPTH", 1)
+    tiles += sizes.get("FIXED", 0)
+    return tiles * sizes.get("ROWS", 1) * sizes["COLS"] * each
 
 
 def resident_blocks(device, step, shared):

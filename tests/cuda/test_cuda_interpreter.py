@@ -57,9 +57,10 @@ def test_every_case_is_within_its_budget(op, dtype, tmp_path):
         assert row["verdict"] == "PASS", row
 
 
-def test_bfloat16_within_twice_the_budget(tmp_path):
+@pytest.mark.parametrize("op", ["batch_norm", "layer_norm"])
+def test_bfloat16_within_twice_the_budget(op, tmp_path):
     """The interpreter cuts float32 off where a GPU rounds to the nearest: one unit, not half."""
-    rows = check("batch_norm", "bfloat16", tmp_path, codes=(0, 1))
+    rows = check(op, "bfloat16", tmp_path, codes=(0, 1))
     shares = {row["case"]: row["share"] for row in rows}
     assert all(share is not None and share <= 2.0 for share in shares.values()), shares
     assert max(shares.values()) > 1.0, "the interpreter rounds now: check it as the other types"

@@ -6,7 +6,8 @@ import sys
 import pytest
 from cuda_plans import (
     BYTES,
-    RESIDENT,
+    COLUMN_KERNELS,
+    COPYING,
     kernels,
     launches,
     plan,
@@ -74,6 +75,16 @@ def test_blocks_that_wait_for_each_other_all_fit(known):
     assert (waiting > 10) == device.copies_ahead
 
 
+def cleared(program, step):
+    """The words that the step before a launch sets all bits of, and how many."""
+    before = program.steps[program.steps.index(step) - 1]
+    if isinstance(before, Fill):
+        assert before.value == 0xFF  # no sum has these bits
+        return before.target, before.nbytes // 8
+    assert before.kernel == "copy.clear_words"
+    return tuple(dict(before.arguments).values())
+
+
 def test_slabs_are_covered(known):
     """Every row of every slab has its block."""
     device, found = known
@@ -95,20 +106,30 @@ def test_slabs_are_covered(known):
             assert sizes["TEAM"] * sizes["CHANNEL_TILE"] >= 32 * step.warps, name
             if step.cooperative:
                 words = given["slabs"] * sizes["COPIES"] * given["team"] * sizes["CHANNEL_TILE"]
-                check_cleared(program, step, words, name)
+                assert cleared(program, step) == (given["words"], words), name
     assert (seen > 5) == device.copies_ahead
 
 
-def check_cleared(program, step, words, name):
-    """All words are cleared directly before."""
-    before = program.steps[program.steps.index(step) - 1]
-    where = dict(step.arguments)["words"]
-    if isinstance(before, Fill):
-        assert (before.target, before.nbytes) == (where, 8 * words), name
-        assert before.value == 0xFF, name  # no sum has these bits
-    else:
-        assert before.kernel == "copy.clear_words", name
-        assert dict(before.arguments) == {"words": where, "count": words}, name
+def test_rows_of_teams_are_covered(known):
+    """Every column has its block, every row its team, and the ring its next step under way."""
+    device, found = known
+    seen = 0
+    for name, program in found.items():
+        for step in launches(program):
+            if step.kernel != "row_teams.layer_teams":
+                continue
+            given, sizes = dict(step.arguments), dict(step.constants)
+            seen += 1
+            assert step.grid == (given["team"] * given["teams"], 1, 1), name
+            assert given["team"] * given["width"] >= given["cols"], name
+            assert (given["team"] - 1) * given["width"] < given["cols"], name
+            assert given["width"] * sizes["ALIGN"] <= sizes["COLS"] * sizes["CHUNKS"], name
+            assert given["team"] <= 32 * step.warps, name  # a thread polls one word
+            assert given["teams"] <= given["rows"], name
+            assert sizes["RING"] >= sizes["LAG"] + 2, name
+            words = given["rows"] * given["team"]
+            assert cleared(program, step) == (given["words"], words), name
+    assert (seen > 2) == device.copies_ahead
 
 
 def test_slabs_of_columns_are_covered(known):
@@ -117,7 +138,7 @@ def test_slabs_of_columns_are_covered(known):
     seen = set()
     for name, program in found.items():
         for step in launches(program):
-            if step.kernel not in RESIDENT[1:]:
+            if step.kernel not in COLUMN_KERNELS:
                 continue
             seen.add(step.kernel)
             given, sizes = dict(step.arguments), dict(step.constants)
@@ -154,10 +175,10 @@ def test_slabs_of_columns_are_covered(known):
                 assert own == 0 or own * given["parts"] >= cols == given["bins"], name
                 parts = given["parts"] + (own > 0)
                 words = given["slabs"] * parts * sizes["SPANS"] * given["bins"]
-                check_cleared(program, step, words, name)
+                assert cleared(program, step) == (given["words"], words), name
     assert bool(seen) == device.copies_ahead
     if device is KNOWN["h200"]:
-        assert seen == set(RESIDENT[1:])
+        assert seen == COLUMN_KERNELS
 
 
 def test_a_launch_starts_early_only_behind_what_it_may_overtake(known):
@@ -178,10 +199,10 @@ def test_a_launch_starts_early_only_behind_what_it_may_overtake(known):
 def test_programs_for_any_address_need_no_asynchronous_copies(known):
     _, found = known
     for name, program in found.items():
-        resident = any(step.kernel in RESIDENT for step in launches(program))
-        assert resident == (program.unaligned is not None), name
+        copying = COPYING & {step.kernel for step in launches(program)}
+        assert bool(copying) == (program.unaligned is not None), name
         if program.unaligned is not None:
-            assert all(step.kernel not in RESIDENT for step in launches(program.unaligned)), name
+            assert not COPYING & {step.kernel for step in launches(program.unaligned)}, name
 
 
 def test_grids_are_what_cuda_takes(known):
@@ -268,8 +289,11 @@ def test_every_result_is_written(known):
         (("layer_norm", "16384x4096"), "whole rows, 132 programs"),
         (("layer_norm", "16384x4096", "float32", "contiguous", "a100"), "whole rows, 108 programs"),
         (("layer_norm", "3x64"), "whole rows, 1 programs"),
-        (("layer_norm", "4096x16384"), "whole rows, parameters apart"),
-        (("layer_norm", "16x262144"), "long rows"),
+        (("layer_norm", "1024x12288"), "whole rows, 132 programs"),
+        (("layer_norm", "4096x16384"), "resident rows, 66 teams"),
+        (("layer_norm", "4096x16384", "float32"), "resident rows, 33 teams"),
+        (("layer_norm", "4096x16384", "bfloat16", "contiguous", "t4"), "long rows"),
+        (("layer_norm", "16x2097152"), "long rows"),
         (("layer_norm", "64x512", "float64"), "long rows"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
@@ -320,7 +344,7 @@ def test_a_mask_saves_launches_of_layer_norm():
     long_gradient, long_parameters = (
         plan("layer_norm", "4096x16384", mask=mask) for mask in MASKS[1:3]
     )
-    assert kernels(long_gradient) == ["layer_rows"]
+    assert kernels(long_gradient) == ["clear_words", "layer_teams"]
     assert kernels(long_parameters) == ["row_apply", "finish_rows"]
 
 

@@ -138,6 +138,7 @@ def _layer() -> Iterator[Case]:
         "ragged": ((13, 257), 1),
         "one-element-per-statistic": ((6, 1), 1),
         "long-row": ((3, 5003), 1),
+        "row-for-a-team": ((7, 12296), 1),  # more columns than one block of a GPU takes
         "many-rows": ((1003, 24), 1),
         "wide-and-tall": ((130, 768), 1),
         "no-rows": ((0, 8), 1),

@@ -36,7 +36,7 @@ KNOWN = {
     "t4": Device("Tesla T4", 75, 40, 65536, 64 << 10),
 }
 # The interpreter runs blocks one after another: a small device exercises teams and loops.
-INTERPRETER = Device("Triton's interpreter", 90, 2, 65536, 228 << 10)
+INTERPRETER = Device("Triton's interpreter", 90, 4, 65536, 228 << 10)
 
 
 @functools.cache

@@ -27,7 +27,7 @@ def interpret(
         phases: tuple[int | None, ...] = (None,)
         if "PHASE" in constants:
             phases = (1, 3, 2) if constants.get("OWN") else (1, 2)
-            if constants.get("SOLO"):
+            if not step.cooperative:
                 phases = (3,)
         for phase in phases:
             if phase is not None:

@@ -54,43 +54,67 @@ def publish(pointers, words, mask):
 
 
 @triton.constexpr_function
-def _polling(count):
-    """PTX that reads ``count`` words until all are there; at the address 0 lies a 0."""
+def _polling(count, seen):
+    """PTX that reads ``count`` words until all are there; at the address 0 lies a 0.
+
+    Where they were looked at before (``seen``), it starts with what was found.
+    """
     lines = ["{", ".reg .pred missing;", f".reg .pred wanted<{count}>;"]
+    test = []
     for word in range(count):
-        lines += [f"mov.u64 ${word}, 0;", f"setp.ne.u64 wanted{word}, ${count + word}, 0;"]
+        before = f"${2 * count + word}" if seen else "0"
+        lines += [f"mov.u64 ${word}, {before};", f"setp.ne.u64 wanted{word}, ${count + word}, 0;"]
+        either = (".or", ", missing") if word else ("", "")
+        test.append(f"setp.eq{either[0]}.u64 missing, ${word}, 0xFFFFFFFFFFFFFFFF{either[1]};")
+    lines += [*test, "@!missing bra done;"] if seen else []
     lines.append("again:")
     for word in range(count):
         lines.append(f"@wanted{word} ld.relaxed.gpu.global.u64 ${word}, [${count + word}];")
-    for word in range(count):
-        either = (".or", ", missing") if word else ("", "")
-        lines.append(f"setp.eq{either[0]}.u64 missing, ${word}, 0xFFFFFFFFFFFFFFFF{either[1]};")
-    return "\n".join([*lines, "@missing bra again;", "}"])
+    return "\n".join([*lines, *test, "@missing bra again;", "done:", "}"])
 
 
 @triton.constexpr_function
-def _operands(count):
-    return ",".join(["=&l"] * count + ["l"] * count)
+def _operands(count, seen):
+    return ",".join(["=&l"] * count + ["l"] * (2 * count if seen else count))
 
 
 @triton.jit
-def await_words(pointers, wanted, EACH: tl.constexpr):
+def await_words(pointers, wanted, EACH: tl.constexpr, seen=None):
     """The words at ``pointers`` once each has been published; 0 where not wanted.
 
     A thread polls its EACH words together: one after another, each would cost a trip to the L2
     cache. A word is polled by one thread (by every warp of 500 blocks: 5 times slower). In the
-    interpreter the words are there already.
+    interpreter the words are there already. ``seen`` is what a look at them found.
     """
     if INTERPRETED:
         words = tl.load(pointers, mask=wanted, other=0)
     else:
+        addresses = tl.where(wanted, pointers.to(tl.uint64), 0)
         words = tl.inline_asm_elementwise(
-            _polling(EACH),
-            _operands(EACH),
-            [tl.where(wanted, pointers.to(tl.uint64), 0)],
+            _polling(EACH, seen is not None),
+            _operands(EACH, seen is not None),
+            [addresses] if seen is None else [addresses, seen],
             dtype=tl.uint64,
             is_pure=False,
             pack=EACH,
+        )
+    return words
+
+
+@triton.jit
+def look_at_words(pointers, wanted):
+    """The words as they are now, without waiting; 0 where not wanted."""
+    if INTERPRETED:
+        words = tl.load(pointers, mask=wanted, other=0)
+    else:
+        words = tl.inline_asm_elementwise(
+            "{ .reg .pred wanted; mov.u64 $0, 0; setp.ne.u64 wanted, $1, 0; "
+            "@wanted ld.relaxed.gpu.global.u64 $0, [$1]; }",
+            "=&l,l",
+            [tl.where(wanted, pointers.to(tl.uint64), 0)],
+            dtype=tl.uint64,
+            is_pure=False,
+            pack=1,
         )
     return words
 

@@ -4,8 +4,10 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
+    let_next_start,
     load_or,
     sum_pairs,
+    widen,
 )
 
 
@@ -30,11 +32,12 @@ def layer_rows(
     ALIGN: tl.constexpr,
     STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
-    AGAIN: tl.constexpr,  # read the row again for the gradient: it is still in the L2 cache
     FOLD: tl.constexpr,  # a thread holds all rows of its columns: add them up at once
-    KEEP: tl.constexpr,  # hold gamma in registers
+    EARLY: tl.constexpr,  # the launch that joins the sums may start before this one is done
 ):
     """Rows ``ROWS * program``, then every ``ROWS * programs`` further."""
+    if EARLY:
+        let_next_start()
     length = cols * ALIGN
     program = tl.program_id(0)
     column = tl.arange(0, CHUNK)
@@ -47,9 +50,8 @@ def layer_rows(
         if partials is not None:
             sums_gamma = sums_gamma + (tl.zeros([held, CHUNK], COMPUTE),)
             sums_beta = sums_beta + (tl.zeros([held, CHUNK], COMPUTE),)
-        if KEEP:
-            at = chunk * CHUNK + column
-            weights = weights + (load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :],)
+        at = chunk * CHUNK + column
+        weights = weights + (load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :],)
     for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = first + local
         row_ok = row < rows
@@ -59,7 +61,7 @@ def layer_rows(
         s1 = tl.zeros([ROWS, CHUNK], COMPUTE)
         s2 = tl.zeros([ROWS, CHUNK], COMPUTE)
         xs = ()
-        dys = ()
+        gs = ()
         next_gamma = ()
         next_beta = ()
         for chunk in tl.static_range(CHUNKS):
@@ -67,14 +69,10 @@ def layer_rows(
             mask = row_ok[:, None] & (at < length)[None, :]
             xt = tl.load(x + far * x_row * ALIGN + at[None, :], mask=mask, other=0.0)
             dyt = tl.load(dy + far * dy_row * ALIGN + at[None, :], mask=mask, other=0.0)
-            if KEEP:
-                weight = weights[chunk]
-            else:
-                weight = load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :]
-            wide = dyt.to(COMPUTE)
-            xhat = (xt.to(COMPUTE) - mu) * rs
+            wide = widen(dyt)
+            xhat = (widen(xt) - mu) * rs
             product = wide * xhat
-            g = wide * weight
+            g = wide * weights[chunk]
             s1 += g
             s2 += g * xhat
             if partials is not None:
@@ -83,28 +81,19 @@ def layer_rows(
                     wide = tl.sum(wide, 0)[None, :]
                 next_gamma = next_gamma + (sums_gamma[chunk] + product,)
                 next_beta = next_beta + (sums_beta[chunk] + wide,)
-            if not AGAIN:
-                xs = xs + (xhat,)
-                dys = dys + (g,)
+            xs = xs + (xhat,)
+            gs = gs + (g,)
         sums_gamma = next_gamma
         sums_beta = next_beta
         if dx is not None:
             t1, t2 = sum_pairs(s1, s2, 1)
-            offset = (t1 / length)[:, None]
-            slope = (t2 / length)[:, None]
+            # dx = (g - t1 / length - xhat * t2 / length) * rs, in two steps an element.
+            shift = (t1 / length)[:, None] * -rs
+            tilt = (t2 / length)[:, None] * -rs
             for chunk in tl.static_range(CHUNKS):
                 at = chunk * CHUNK + column
                 mask = row_ok[:, None] & (at < length)[None, :]
-                if AGAIN:
-                    xt = tl.load(x + far * x_row * ALIGN + at[None, :], mask=mask, other=0.0)
-                    dyt = tl.load(dy + far * dy_row * ALIGN + at[None, :], mask=mask, other=0.0)
-                    weight = load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :]
-                    xhat = (xt.to(COMPUTE) - mu) * rs
-                    g = dyt.to(COMPUTE) * weight
-                else:
-                    xhat = xs[chunk]
-                    g = dys[chunk]
-                result = (g - offset - xhat * slope) * rs
+                result = gs[chunk] * rs + (xs[chunk] * tilt + shift)
                 tl.store(
                     dx + far * dx_row * ALIGN + at[None, :],
                     result.to(dx.dtype.element_ty),

@@ -258,16 +258,19 @@ def finish_rows(
     programs,
     cols,
     PROGRAMS: tl.constexpr,
+    TIMES: tl.constexpr,
     COLS: tl.constexpr,
     COMPUTE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Layer norm: join the programs' parameter gradients in fixed order."""
+    await_step_before(EARLY)
     column = tl.program_id(0) * COLS + tl.arange(0, COLS)
     ok = column < cols
     s1 = tl.zeros([PROGRAMS, COLS], COMPUTE)
     s2 = tl.zeros([PROGRAMS, COLS], COMPUTE)
-    for first in range(0, programs, PROGRAMS):
-        program = first + tl.arange(0, PROGRAMS)
+    for time in tl.static_range(TIMES):  # all loads are on their way at once
+        program = time * PROGRAMS + tl.arange(0, PROGRAMS)
         mask = (program < programs)[:, None] & ok[None, :]
         at = partials + program.to(tl.int64)[:, None] * 2 * cols + column[None, :]
         s1 += tl.load(at, mask=mask, other=0.0)

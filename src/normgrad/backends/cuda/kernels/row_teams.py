@@ -1,0 +1,254 @@
+"""Layer norm with rows too long for one block: a team of blocks shares each row.
+
+A block has a range of columns and adds up the parameter gradients of these in registers over all
+its rows. Rows are copied to shared memory RING steps ahead; a step that is done makes room for a
+later one. A block publishes its sums of a row LAG steps before it needs its partners': the exchange
+takes 2 to 3 us, in which everybody has other rows to work on.
+"""
+
+import triton
+import triton.language as tl
+
+from normgrad.backends.cuda.kernels.common import (
+    INTERPRETED,
+    await_step_before,
+    await_words,
+    let_next_start,
+    load_or,
+    look_at_words,
+    pack_pair,
+    publish,
+    sum_pairs,
+    unpack_pair,
+    widen,
+)
+from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
+
+
+@triton.jit
+def _add_fours(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
+
+
+@jit
+def _request(
+    tiles_x,
+    tiles_dy,
+    centres,
+    scales,
+    slot,
+    x,
+    dy,
+    mean,
+    rstd,
+    row,
+    rows,
+    column,
+    limit,
+    x_row,
+    dy_row,
+    one,
+    COLS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """Start copying all that a step needs; a row that does not exist becomes zeros.
+
+    The statistics too: a value that every thread loads alike becomes a uniform register, and the
+    move into that waits for the load at once.
+    """
+    there = row < rows
+    far = row.to(tl.int64)
+    from_x = x + far * x_row * ALIGN + column
+    from_dy = dy + far * dy_row * ALIGN + column
+    for chunk in gl.static_range(CHUNKS):
+        mask = there if EVEN else there & (column < limit - chunk * COLS)
+        to_x, to_dy = tiles_x[chunk].index(slot), tiles_dy[chunk].index(slot)
+        async_copy.async_copy_global_to_shared(to_x, from_x + chunk * COLS, mask)
+        async_copy.async_copy_global_to_shared(to_dy, from_dy + chunk * COLS, mask)
+    async_copy.async_copy_global_to_shared(centres.index(slot), mean + row + one, there)
+    async_copy.async_copy_global_to_shared(scales.index(slot), rstd + row + one, there)
+    async_copy.commit_group()
+
+
+@jit
+def layer_teams(
+    dy,
+    x,
+    dx,
+    mean,
+    rstd,
+    gamma,
+    partials,  # [teams, 2, cols]: dgamma and dbeta of each team's rows
+    words,  # [rows, team]
+    rows,
+    cols,  # over ALIGN
+    width,  # columns of a block, over ALIGN
+    team,  # blocks that share a row
+    teams,
+    dy_row,
+    x_row,
+    dx_row,
+    COLS: tl.constexpr,  # columns of a tile: VECTOR for each thread
+    CHUNKS: tl.constexpr,  # tiles of a block's part of a row
+    RING: tl.constexpr,  # steps that there is room for
+    LAG: tl.constexpr,  # steps between the sums and the gradient of a row
+    VECTOR: tl.constexpr,  # elements of 16 bytes
+    WARPS: tl.constexpr,
+    EVEN: tl.constexpr,  # the tiles cover the columns exactly
+    ALIGN: tl.constexpr,
+    EARLY: tl.constexpr,  # the words are cleared meanwhile
+    NEXT: tl.constexpr,  # the launch that joins the sums may start before this one is done
+    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only
+):
+    """Step ``s`` of a team has the row ``its number + s * teams``."""
+    THREADS: tl.constexpr = 32 * WARPS
+    tile: tl.constexpr = gl.BlockedLayout([VECTOR], [32], [WARPS], [0])
+    box: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    if NEXT:
+        let_next_start()
+    # An allocation for each tile of a row: between copies to one and the same the compiler waits.
+    tiles_x = ()
+    tiles_dy = ()
+    for _ in gl.static_range(CHUNKS):
+        tiles_x = tiles_x + (gl.allocate_shared_memory(x.dtype.element_ty, [RING, COLS], flat),)
+        tiles_dy = tiles_dy + (gl.allocate_shared_memory(dy.dtype.element_ty, [RING, COLS], flat),)
+    centres = gl.allocate_shared_memory(tl.float32, [RING, 1], flat)
+    scales = gl.allocate_shared_memory(tl.float32, [RING, 1], flat)
+    length = cols * ALIGN
+    inverse = 1.0 / length
+    member = gl.program_id(0) % team
+    first = gl.program_id(0) // team
+    column = member * width * ALIGN + gl.arange(0, COLS, tile)
+    limit = tl.minimum(length, (member + 1) * width * ALIGN)
+    one = gl.arange(0, 1, tile)
+    for ahead in gl.static_range(RING):
+        _request(
+            tiles_x,
+            tiles_dy,
+            centres,
+            scales,
+            ahead,
+            x,
+            dy,
+            mean,
+            rstd,
+            first + ahead * teams,
+            rows,
+            column,
+            limit,
+            x_row,
+            dy_row,
+            one,
+            COLS,
+            CHUNKS,
+            ALIGN,
+            EVEN,
+        )
+    weights = ()
+    sums_gamma = ()
+    sums_beta = ()
+    for chunk in gl.static_range(CHUNKS):
+        ok = column < limit - chunk * COLS
+        weights = weights + (load_or(gamma, column + chunk * COLS, ok, 1.0, tl.float32),)
+        if partials is not None:
+            sums_gamma = sums_gamma + (gl.zeros([COLS], tl.float32, tile),)
+            sums_beta = sums_beta + (gl.zeros([COLS], tl.float32, tile),)
+    await_step_before(EARLY)  # it cleared the words
+    partner = gl.arange(0, THREADS, box)
+    seen = gl.zeros([THREADS], tl.uint64, box)
+    steps = (rows - first + teams - 1) // teams
+    for step in tl.range(0, steps + LAG):
+        row = first + step * teams
+        async_copy.wait_group(RING - 1 - LAG)
+        slot = step % RING
+        mu = centres.index(slot).load(tile)
+        rs = scales.index(slot).load(tile)
+        s1 = gl.zeros([COLS], tl.float32, tile)
+        s2 = gl.zeros([COLS], tl.float32, tile)
+        next_gamma = ()
+        next_beta = ()
+        for chunk in gl.static_range(CHUNKS):  # zeros beyond the last row: they add nothing
+            wide = widen(tiles_dy[chunk].index(slot).load(tile))
+            xhat = (widen(tiles_x[chunk].index(slot).load(tile)) - mu) * rs
+            g = wide * weights[chunk]
+            s1 += g
+            s2 += g * xhat
+            if partials is not None:
+                next_gamma = next_gamma + (sums_gamma[chunk] + wide * xhat,)
+                next_beta = next_beta + (sums_beta[chunk] + wide,)
+        if PHASE != 2:
+            sums_gamma = next_gamma
+            sums_beta = next_beta
+        # A thread's own numbers first: what is left is one for each thread.
+        s1, s2 = sum_pairs(gl.reshape(s1, [THREADS, VECTOR]), gl.reshape(s2, [THREADS, VECTOR]), 1)
+        earlier = row - LAG * teams
+        u1, u2 = s1, s2
+        if PHASE != 1:
+            # The partners' sums of an earlier row were looked at in the step before.
+            wanted = (partner < team) & (earlier >= 0)
+            mail = words + earlier.to(tl.int64) * team + partner
+            u1, u2 = unpack_pair(await_words(mail, wanted, 1, seen))
+            soon = earlier + teams
+            expected = (partner < team) & (soon >= 0) & (soon < rows)
+            seen = look_at_words(words + soon.to(tl.int64) * team + partner, expected)
+        if INTERPRETED:
+            s1, s2 = sum_pairs(s1, s2, 0)
+            u1, u2 = sum_pairs(u1, u2, 0)
+        else:
+            u1 = gl.convert_layout(u1, s1.type.layout)
+            u2 = gl.convert_layout(u2, s1.type.layout)
+            s1, s2, u1, u2 = gl.reduce((s1, s2, u1, u2), 0, _add_fours)
+        if PHASE != 2:
+            publish(words + row.to(tl.int64) * team + member, pack_pair(s1, s2), row < rows)
+        if step >= LAG:
+            done = (step - LAG) % RING
+            centre = centres.index(done).load(tile)
+            factor = scales.index(done).load(tile)
+            again_x = ()
+            again_dy = ()
+            for chunk in gl.static_range(CHUNKS):
+                again_x = again_x + (tiles_x[chunk].index(done).load(tile),)
+                again_dy = again_dy + (tiles_dy[chunk].index(done).load(tile),)
+            _request(
+                tiles_x,
+                tiles_dy,
+                centres,
+                scales,
+                done,
+                x,
+                dy,
+                mean,
+                rstd,
+                earlier + RING * teams,
+                rows,
+                column,
+                limit,
+                x_row,
+                dy_row,
+                one,
+                COLS,
+                CHUNKS,
+                ALIGN,
+                EVEN,
+            )
+            # dx = (g - u1 / length - xhat * u2 / length) * rs, in two steps an element.
+            tilt = u2 * inverse * -factor * factor
+            shift = u1 * inverse * -factor
+            to = dx + earlier.to(tl.int64) * dx_row * ALIGN + column
+            for chunk in gl.static_range(CHUNKS):
+                result = widen(again_dy[chunk]) * (weights[chunk] * factor) + (
+                    (widen(again_x[chunk]) - centre) * tilt + shift
+                )
+                if PHASE != 1:
+                    mask = None if EVEN else column < limit - chunk * COLS
+                    gl.store(to + chunk * COLS, result.to(dx.dtype.element_ty), mask=mask)
+    async_copy.wait_group(0)
+    if partials is not None and PHASE != 2:
+        base = partials + first.to(tl.int64) * 2 * length + column
+        for chunk in gl.static_range(CHUNKS):
+            ok = column < limit - chunk * COLS
+            gl.store(base + chunk * COLS, sums_gamma[chunk], mask=ok)
+            gl.store(base + length + chunk * COLS, sums_beta[chunk], mask=ok)
