@@ -28,7 +28,7 @@ _BLOCKS = (
 _ONE_HOT = 32  # elements of a thread where the sums of columns become those of groups
 _LEAST_BYTES = 128  # of a row of a tile, unless there are fewer channels
 _MOST_BYTES = 512
-# Microseconds on an H200, fitted to 215 measured cuts of 15 shapes (6 % off on the average).
+# Microseconds on an H200, fitted to 189 measured cuts of 15 shapes (6 % off on the average).
 _START = 10.8  # the launches, the first tiles, the last
 _EXCHANGE = 2.2  # of one block of a multiprocessor; others have something to do meanwhile
 _TWO_STEPS = 3.2  # where totals go round, whatever the block
@@ -174,7 +174,7 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
             block, per, width, cols, rows, parts, pieces, teams, rounds, share, bins, spans
         )  # fmt: skip
         # Tiles that stay would be read before they come; a multiprocessor would have nothing to do
-        # during the wait (9 to 18 points less).
+        # during the wait (7 to 33 points less).
         late = 0 < made.fixed < made.depth
         idle = per == 1 and not made.fixed and made.team > 1 and rounds > 1
         if not late and not idle:
