@@ -18,7 +18,9 @@ def plan(op, shape, dtype="bfloat16", layout="contiguous", device="h200", **opti
     return program_of(spec_of(workload.case, dtype), KNOWN[device])
 
 
-COPYING = {"planes.plane_slabs", "row_teams.layer_teams"}  # kernels that copy asynchronously
+COLUMN_KERNELS = {"columns.column_slabs", "column_streams.column_streams"}
+# Kernels that copy asynchronously.
+COPYING = {"planes.plane_slabs", "row_teams.layer_teams", *COLUMN_KERNELS}
 
 
 def launches(program):
@@ -41,6 +43,7 @@ def tile_bytes(step):
     given, sizes = dict(step.arguments), dict(step.constants)
     each = sum(BYTES[given[role].dtype] for role in ("x", "dy"))
     tiles = sizes["RING"] * sizes["CHUNKS"] if "RING" in sizes else sizes.get("DEPTH", 1)
+    tiles += sizes.get("FIXED", 0)
     return tiles * sizes.get("ROWS", 1) * sizes["COLS"] * each
 
 

@@ -24,6 +24,14 @@ PLANES = (
     ("group_norm", "64x256x56x56", "bfloat16"),
     ("group_norm", "8x320x64x64", "float32"),
 )
+COLUMNS = (
+    ("batch_norm", "64x256x56x56", "bfloat16", "channels-last"),  # streamed
+    ("batch_norm", "131072x256", "float32"),
+    ("batch_norm", "256x2048x7x7", "bfloat16", "channels-last"),
+    ("group_norm", "64x256x56x56", "bfloat16", "channels-last"),
+    ("group_norm", "8x320x64x64", "float32", "channels-last"),  # groups that lie in two blocks
+    ("group_norm", "1x512x512x512", "bfloat16", "channels-last"),
+)
 ROWS = (
     ("layer_norm", "4096x16384", "bfloat16"),
     ("layer_norm", "4096x16384", "float32"),
@@ -31,7 +39,7 @@ ROWS = (
 )
 OTHERS = (
     ("batch_norm", "64x256x56x56", "float64"),
-    ("group_norm", "2x320x64x64", "bfloat16", "channels-last"),
+    ("group_norm", "2x320x64x64", "bfloat16", "channels-last", "t4"),
     ("batch_norm_elemt", "64x256x56x56", "bfloat16"),
     ("layer_norm", "8192x8192", "float32"),
     ("layer_norm", "65536x768", "bfloat16"),
@@ -72,6 +80,8 @@ UNUSUAL = (
     ("batch_norm", "256x64x21x21", "bfloat16"),
     ("batch_norm", "4096x64x3x3", "float32"),
     ("batch_norm", "2x64x128x128x128", "bfloat16"),
+    ("group_norm", "4x96x31x33", "float32", "channels-last"),
+    ("group_norm", "16x1280x16x16", "bfloat16", "channels-last"),
 )
 
 
@@ -82,11 +92,11 @@ def the_resident(program):
 
 def tile(step):
     sizes = dict(step.constants)
-    names = ("ROWS", "COLS", "CHUNKS", "WARPS", "DEPTH", "RING", "BLOCK_CHANNELS")
-    return [sizes.get(name) for name in names]
+    names = ("ROWS", "COLS", "CHUNKS", "WARPS", "DEPTH", "FIXED", "RING", "BLOCK_CHANNELS")
+    return [sizes.get(name) for name in (*names, "BINS", "STEP", "OWN")]
 
 
-@pytest.mark.parametrize("request_", [*PLANES, *ROWS], ids=" ".join)
+@pytest.mark.parametrize("request_", [*PLANES, *COLUMNS, *ROWS], ids=" ".join)
 def test_resident_kernels_on_hopper(request_, compiled):
     step = the_resident(plan(*request_))
     metadata, registers, stack, code = compiled(step, 90)
@@ -97,7 +107,9 @@ def test_resident_kernels_on_hopper(request_, compiled):
     assert "LDGSTS" in code, "the next slab is not fetched by asynchronous copies"
 
 
-@pytest.mark.parametrize("request_", [*PLANES, *UNUSUAL, *ROWS], ids=" ".join)
+@pytest.mark.parametrize(
+    "request_", [*PLANES, COLUMNS[0], COLUMNS[3], *UNUSUAL, *ROWS], ids=" ".join
+)
 def test_the_plan_knows_how_much_shared_memory_a_block_takes(request_, compiled):
     """It plans before anything is compiled; a grid that does not fit fails to launch."""
     known = {}
@@ -125,7 +137,7 @@ def test_other_kernels_on_hopper(request_, compiled):
 def test_kernels_on_ampere(compiled):
     """The same Python for compute capability 8.0, with the plans of an A100."""
     device = KNOWN["a100"]
-    for request_ in (PLANES[0], PLANES[2], *ROWS[:2], OTHERS[3]):
+    for request_ in (PLANES[0], PLANES[2], COLUMNS[0], COLUMNS[3], *ROWS[:2], OTHERS[3]):
         for step in launches(plan(*request_, device="a100")):
             metadata, registers, _, _ = compiled(step, device.capability)
             assert registers * 32 * step.warps <= device.registers, step.kernel
@@ -153,7 +165,8 @@ def test_every_kernel_is_compiled_here():
         text = path.read_text(encoding="utf-8")
         entry = re.findall(r"@(?:triton\.)?jit\ndef (\w+)\(\n    (?:dy|partials|source)\b", text)
         written |= {f"{path.stem}.{name}" for name in entry}
-    met = {step.kernel for one in (*PLANES, *ROWS, *OTHERS) for step in launches(plan(*one))}
+    requests = (*PLANES, *COLUMNS, *ROWS, *OTHERS)
+    met = {step.kernel for one in requests for step in launches(plan(*one))}
     met |= {"copy.strided_copy"}  # in the interpreter's cases
     written -= {"sums.join", "apply.gradient"}  # called by kernels
     met -= {"copy.clear_words"}  # in one line

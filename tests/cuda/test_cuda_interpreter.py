@@ -110,3 +110,89 @@ print("done")
 
 def test_dx_over_x_and_over_dy():
     assert interpreted("-c", IN_PLACE).strip() == "done"
+
+
+COLUMNS = """
+import numpy as np
+from normgrad import functional
+from normgrad.backends.cuda import backend, device, interpret, resident_columns
+from normgrad.backends.cuda.tiles import Block
+
+# Blocks so small that small data have many tiles, parts, pieces and rounds.
+resident_columns._LEAST_BYTES = 16
+resident_columns._BLOCKS = (Block(1, 512, 6, 128), Block(2, 1024, 9, 128))
+backend.INTERPRETER = device.Device("tiny", 90, 2, 65536, 26 << 10)
+rng = np.random.default_rng(5)
+every, run = resident_columns.cuts, interpret.interpret
+GUARD = 4096
+
+
+def guarded(program, spec, addresses, workspace):
+    memory = np.full(program.workspace_bytes + 2 * GUARD, 0x5A, np.uint8)
+    run(program, spec, addresses, memory.ctypes.data + GUARD)
+    assert (memory[:GUARD] == 0x5A).all() and (memory[-GUARD:] == 0x5A).all(), program
+
+
+interpret.interpret = guarded
+
+
+def compare(shape, groups, wanted):
+    channels, samples = shape[1], shape[0]
+    size = channels if groups is None else samples * groups
+    last = lambda array: np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
+    x = last((5 + 3 * rng.standard_normal(shape)).astype("f4"))
+    dy = last(rng.standard_normal(shape).astype("f4"))
+    mean = (5 + 0.1 * rng.standard_normal(size)).astype("f4")
+    rstd = (0.3 + 0.01 * rng.standard_normal(size)).astype("f4")
+    gamma = rng.standard_normal(channels).astype("f4")
+
+    def results(backend):
+        small = [np.full(channels, np.nan, "f4") for _ in range(2)]
+        out = (last(np.full(shape, np.nan, "f4")), *small)
+        if groups is None:
+            call = functional.batch_norm_backward
+            return call(dy, x, gamma, None, None, mean, rstd, out=out, backend=backend)
+        call = functional.group_norm_backward
+        return call(dy, x, mean, rstd, gamma, num_groups=groups, out=out, backend=backend)
+
+    want = results("reference")
+    seen = []
+    resident_columns.cuts = lambda *data: seen.extend(every(*data)) or seen[:1]
+    forget()
+    results("cuda")
+    assert len(seen) >= len(wanted)
+    for kind in wanted:
+        cut = next(one for one in reversed(seen) if kind(one))
+        resident_columns.cuts = lambda *data: [cut]
+        forget()
+        for one, other in zip(results("cuda"), want):
+            assert np.abs(one - other).max() <= 2e-5 * np.abs(other).max(), cut
+
+
+def forget():
+    # Plans and calls that are known.
+    import normgrad.dispatch, normgrad.plan
+
+    for module in (normgrad.dispatch, normgrad.plan):
+        for value in vars(module).values():
+            getattr(value, "cache_clear", int)()
+
+
+streams = lambda cut: cut.fixed > 0 and cut.parts > 1 and not cut.own
+totals = lambda cut: cut.own > 1 and cut.parts > 1
+whole = lambda cut: cut.fixed == 0 and cut.parts > 1
+pieces = lambda cut: cut.spans > 1
+compare((57, 72), None, (streams, whole))
+compare((3, 20, 7, 11), None, (whole,))
+compare((2, 40, 5, 9), 4, (streams, pieces))
+compare((2, 24, 40), 2, (whole, pieces))
+compare((5, 16, 9), 8, (lambda cut: cut.team == 1,))
+resident_columns._TWO_STEPS = 0
+compare((57, 72), None, (totals,))
+print("done")
+"""
+
+
+def test_columns_in_many_small_tiles():
+    """With bytes around the workspace that must stay as they are."""
+    assert interpreted("-c", COLUMNS).strip() == "done"

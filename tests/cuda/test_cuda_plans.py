@@ -6,6 +6,7 @@ import sys
 import pytest
 from cuda_plans import (
     BYTES,
+    COLUMN_KERNELS,
     COPYING,
     kernels,
     launches,
@@ -131,6 +132,55 @@ def test_rows_of_teams_are_covered(known):
     assert (seen > 2) == device.copies_ahead
 
 
+def test_slabs_of_columns_are_covered(known):
+    """Every row and column of a slab has its block, every bin of a block its words."""
+    device, found = known
+    seen = set()
+    for name, program in found.items():
+        for step in launches(program):
+            if step.kernel not in COLUMN_KERNELS:
+                continue
+            seen.add(step.kernel)
+            given, sizes = dict(step.arguments), dict(step.constants)
+            align, group, cols = sizes["ALIGN"], sizes["GROUP_SIZE"], sizes["COLS"]
+            assert given["team"] == given["parts"] * given["pieces"], name
+            assert given["parts"] * given["share"] >= given["rows"], name
+            width = given["width"] * align
+            assert given["pieces"] * cols >= width, name
+            assert given["split"] * given["width"] >= given["channels"], name
+            assert given["slabs"] == given["images"] * given["split"], name
+            assert given["teams"] <= given["slabs"], name
+            assert given["bins"] * group == width, name
+            tiles = -(-given["share"] // sizes["ROWS"])
+            if "FIXED" in sizes:
+                assert sizes["FIXED"] + given["stream"] == tiles, name
+                assert sizes["FIXED"] >= sizes["DEPTH"], name
+                assert given["stream"] >= sizes["DEPTH"], name
+            else:
+                assert sizes["CHUNKS"] == tiles, name
+                assert sizes["DEPTH"] >= tiles, name
+            # Groups that a block's columns lie in, and blocks that a group's columns lie in.
+            for start in range(0, width, cols):
+                last = min(start + cols, width) - 1
+                assert last // group - start // group < sizes["BINS"], name
+            for start in range(0, width, group):
+                assert (start + group - 1) // cols - start // cols < sizes["SPANS"], name
+            each, rest = divmod(
+                sizes["STEP"] * (sizes.get("OWN") or sizes["BINS"]), 32 * step.warps
+            )
+            assert 1 <= each <= 16, name
+            assert rest == 0, name
+            if step.cooperative:
+                own = sizes.get("OWN", 0)
+                assert own == 0 or own * given["parts"] >= cols == given["bins"], name
+                parts = given["parts"] + (own > 0)
+                words = given["slabs"] * parts * sizes["SPANS"] * given["bins"]
+                assert cleared(program, step) == (given["words"], words), name
+    assert bool(seen) == device.copies_ahead
+    if device is KNOWN["h200"]:
+        assert seen == COLUMN_KERNELS
+
+
 def test_a_launch_starts_early_only_behind_what_it_may_overtake(known):
     """What comes before must write nothing that is read before the wait: words, or all of it."""
     device, found = known
@@ -220,7 +270,14 @@ def test_every_result_is_written(known):
         (("batch_norm", "2x64x128x128x128", "float32"), "two passes (planes)"),
         (("batch_norm", "64x64x112x112", "bfloat16", "contiguous", "t4"), "two passes (planes)"),
         (("batch_norm", "20x6x65536", "float32", "contiguous", "rtx4090"), "two passes (planes)"),
-        (("batch_norm", "131072x256"), "two passes (columns)"),
+        (("batch_norm", "131072x256"), "resident columns"),
+        (("batch_norm", "131072x256", "float64"), "two passes (columns)"),
+        (("batch_norm", "64x256x56x56", "float32", "channels-last"), "resident columns"),
+        (("batch_norm", "64x1024x14x14", "bfloat16", "channels-last"), "resident columns"),
+        (("group_norm", "64x256x56x56", "bfloat16", "channels-last"), "resident columns"),
+        (("group_norm", "2x960x64x64", "bfloat16", "channels-last"), "resident columns"),
+        (("group_norm", "131072x64"), "two passes (columns)"),  # images of one row
+        (("group_norm", "8x320x64x64", "float32", "channels-last", "t4"), "two passes (columns)"),
         (("batch_norm_reduce", "64x256x56x56"), "sums (planes)"),
         (("batch_norm_reduce", "64x256x56x56", "float32", "channels-last"), "sums (columns)"),
         (("batch_norm_elemt", "64x256x56x56"), "elements (planes)"),

@@ -26,7 +26,9 @@ def interpret(
         constants = constants_of(step)
         phases: tuple[int | None, ...] = (None,)
         if "PHASE" in constants:
-            phases = (1, 2) if step.cooperative else (3,)
+            phases = (1, 3, 2) if constants.get("OWN") else (1, 2)
+            if not step.cooperative:
+                phases = (3,)
         for phase in phases:
             if phase is not None:
                 constants["PHASE"] = phase

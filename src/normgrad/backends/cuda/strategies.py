@@ -8,6 +8,7 @@ from normgrad.backends.cuda.layout import Data, Layout, lay_out
 from normgrad.backends.cuda.parameters import add_parameters
 from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
 from normgrad.backends.cuda.resident import resident_planes
+from normgrad.backends.cuda.resident_columns import resident_columns
 from normgrad.backends.cuda.rows_plan import plan_rows
 from normgrad.backends.cuda.tiles import alignment, ceil_div, cut, power_of_two
 from normgrad.dtypes import ITEMSIZE
@@ -41,9 +42,10 @@ def _make(
     layout = lay_out(builder, geometry)
     sums_wanted = any(role != "dx" for role in spec.wanted)
     corrected = spec.op is not Op.BATCH_NORM_ELEMT and spec.training
-    resident = resident and spec.dx is not None and corrected and layout.family == "planes"
-    if resident and resident_planes(builder, geometry, layout, device):
-        return builder.finish("resident planes")
+    if resident and spec.dx is not None and corrected:
+        keep = {"planes": resident_planes, "columns": resident_columns}[layout.family]
+        if keep(builder, geometry, layout, device):
+            return builder.finish(f"resident {layout.family}")
     name = "elements"
     totals = None
     if spec.op is not Op.BATCH_NORM_ELEMT and (sums_wanted or (spec.dx and corrected)):

@@ -1,0 +1,187 @@
+"""Channels-last batch and group norm of slabs that do not fit on chip as a whole.
+
+As in `columns`, but a block has more tiles than room. FIXED tiles stay; the others share a ring of
+DEPTH, in which the last ones are still there when all have been added up. Then the sums go round,
+and dx is written: of the tiles in the ring, of the others backwards (the latest may come from the
+L2 cache), of those that stayed. A tile that is done makes room for the next one wanted, of this
+slab or the next.
+
+Teams are large here. Where everybody would read too many words, sums go round in two steps: each
+block adds up all parts of OWN columns and publishes the totals, and everybody reads those.
+"""
+
+import triton.language as tl
+
+from normgrad.backends.cuda.kernels.columns import (
+    copy_tile,
+    exchange,
+    place,
+    tile_at,
+)
+from normgrad.backends.cuda.kernels.common import (
+    await_step_before,
+    load_or,
+    sum_pairs,
+    widen,
+)
+from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
+
+
+@jit
+def _turned(load, stream, loads, fixed):
+    """The tile of a ring's load: forwards to be added up, then backwards to be read again."""
+    return fixed + gl.where(load < stream, load, loads - 1 - load)
+
+
+@jit
+def _write(
+    dx, values, factors, slab, number, part, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr
+):
+    """Dx of one tile."""
+    wide, narrow = values
+    scale, centre, tilt, shift = factors
+    result = wide * scale + ((widen(narrow) - centre) * tilt + shift)
+    origin, at, mask = tile_at(slab, number, part, local, cols, ROWS, ALIGN)
+    gl.store(
+        dx + origin + at, result.to(dx.dtype.element_ty), mask=mask, eviction_policy="evict_first"
+    )
+
+
+@jit
+def column_streams(
+    dy,
+    x,
+    dx,
+    mean,
+    rstd,
+    gamma,
+    dgamma,
+    dbeta,
+    partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
+    words,  # [slabs, parts, SPANS, bins]; one part more with OWN: the totals
+    slabs,
+    rows,  # rows of a slab
+    share,  # rows of a block
+    stream,  # tiles of a block that go through the ring
+    parts,  # blocks one below the other
+    pieces,  # blocks side by side
+    width,  # columns of a slab, over ALIGN
+    bins,  # of a slab
+    team,  # parts * pieces
+    teams,
+    split,  # slabs side by side
+    images,
+    channels,  # over ALIGN
+    row_step,
+    outer_step,
+    count,
+    eps,
+    GROUP: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,  # columns of a bin
+    VARIANCE: tl.constexpr,
+    FIXED: tl.constexpr,  # tiles that stay: at least DEPTH
+    DEPTH: tl.constexpr,  # tiles of the ring
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BINS: tl.constexpr,  # of a block, up to a power of two
+    SPANS: tl.constexpr,
+    STEP: tl.constexpr,
+    OWN: tl.constexpr,  # columns that a block adds up for its team; 0: it has all its own bins
+    VECTOR: tl.constexpr,  # elements of 16 bytes
+    WARPS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    EARLY: tl.constexpr,  # the words are cleared meanwhile
+    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, then 3: totals if OWN, 2: gradient
+):
+    """See the module. The three tensors have the same strides, which come divided by ALIGN."""
+    LANES: tl.constexpr = min(32, COLS // VECTOR)
+    DOWN: tl.constexpr = min(WARPS, max(1, ROWS // (32 // LANES)))  # warps one below the other
+    tile: tl.constexpr = gl.BlockedLayout(
+        [1, VECTOR], [32 // LANES, LANES], [DOWN, WARPS // DOWN], [1, 0]
+    )
+    by_col: tl.constexpr = gl.SliceLayout(0, tile)
+    flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH + FIXED, ROWS, COLS], flat)
+    tiles_dy = gl.allocate_shared_memory(dy.dtype.element_ty, [DEPTH + FIXED, ROWS, COLS], flat)
+    above = gl.program_id(0) % team // pieces
+    start = gl.program_id(0) % pieces * COLS
+    first_slab = gl.program_id(0) // team
+    first = above * share
+    limit = gl.minimum(share, rows - first)
+    local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
+    cols = gl.arange(0, COLS, by_col)
+    part = (slabs, split, width, channels, start, first, limit, outer_step, row_step)
+    data = (x, dy, tiles_x, tiles_dy)
+    sizes = (parts, bins, images, channels * ALIGN)
+    vectors = (rstd, gamma, dgamma, dbeta, partials)
+    kept = DEPTH - 1  # of the ring, when all have been added up
+    loads = 2 * stream - kept  # of the ring, for a slab
+    zero = slabs * 0
+    for ahead in tl.range(0, DEPTH):
+        slab = first_slab + (zero + ahead) // loads * teams
+        number = _turned((zero + ahead) % loads, stream, loads, FIXED)
+        copy_tile(data, ahead, slab, number, part, local, cols, ROWS, ALIGN)
+    for ahead in tl.range(0, FIXED):
+        copy_tile(data, DEPTH + ahead, first_slab, zero + ahead, part, local, cols, ROWS, ALIGN)
+    await_step_before(EARLY)  # it cleared the words
+    turn = zero
+    for slab in tl.range(first_slab, slabs, teams):
+        columns = place(slab, part, ALIGN)[1]
+        image = slab // split
+        left = (slab % split) * width * ALIGN + start
+        statistic = left + cols
+        if GROUP:
+            statistic = image * (channels * ALIGN // GROUP_SIZE) + statistic // GROUP_SIZE
+        centre = load_or(mean, statistic, cols < columns, 0.0, tl.float32)[None, :]
+        mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
+        s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        for visit in tl.range(0, gl.maximum(stream, FIXED)):
+            async_copy.wait_group(DEPTH - 1)
+            # Masked elements of dy are 0, so their x does not matter.
+            if visit < stream:
+                slot = (turn + visit) % DEPTH
+                wide = widen(tiles_dy.index(slot).load(tile))
+                narrow = tiles_x.index(slot).load(tile)
+                if visit < stream - kept:
+                    number = _turned(zero + visit + DEPTH, stream, loads, FIXED)
+                    copy_tile(data, slot, slab, number, part, local, cols, ROWS, ALIGN)
+                else:
+                    async_copy.commit_group()
+                s1 += wide
+                s2 += wide * (widen(narrow) - centre)
+            if visit < FIXED:
+                slot = zero + DEPTH + visit
+                wide = widen(tiles_dy.index(slot).load(tile))
+                narrow = tiles_x.index(slot).load(tile)
+                s1 += wide
+                s2 += wide * (widen(narrow) - centre)
+        sums = sum_pairs(s1, s2, 0)
+        scale, tilt, shift = exchange(
+            sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps,
+            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, WARPS, False, PHASE,
+        )  # fmt: skip
+        factors = (scale, centre, tilt, shift)
+        for visit in tl.range(0, stream):
+            async_copy.wait_group(DEPTH - 1)
+            load = stream - kept + visit
+            slot = (turn + load) % DEPTH
+            wide = widen(tiles_dy.index(slot).load(tile))
+            narrow = tiles_x.index(slot).load(tile)
+            later = load + DEPTH
+            after = slab + later // loads * teams
+            number = _turned(later % loads, stream, loads, FIXED)
+            copy_tile(data, slot, after, number, part, local, cols, ROWS, ALIGN)
+            if PHASE % 2 == 0:
+                number = _turned(load, stream, loads, FIXED)
+                _write(dx, (wide, narrow), factors, slab, number, part, local, cols, ROWS, ALIGN)
+        for visit in tl.range(0, FIXED):
+            slot = zero + DEPTH + visit
+            wide = widen(tiles_dy.index(slot).load(tile))
+            narrow = tiles_x.index(slot).load(tile)
+            number = zero + visit
+            copy_tile(data, slot, slab + teams, number, part, local, cols, ROWS, ALIGN)
+            if PHASE % 2 == 0:
+                _write(dx, (wide, narrow), factors, slab, number, part, local, cols, ROWS, ALIGN)
+        turn = (turn + loads) % DEPTH
+    async_copy.wait_group(0)

@@ -1,0 +1,363 @@
+"""Channels-last batch and group norm with every slab read once.
+
+A slab is what shares statistics and is worked on together: a block of columns of all rows (batch
+norm) or of one image (group norm). A team of blocks holds it in shared memory: each block a run of
+rows and COLS of the columns, cut into CHUNKS tiles. A block adds up its tiles as they arrive,
+publishes the sums, waits for its partners', and writes dx tile by tile. Each tile that is done
+makes room for one of the next slab, whose copy starts at once. Three trips to memory instead of
+five.
+
+Sums go round in one step. Each block publishes a word for each of its bins: a column, or a group
+of columns with gamma inside. Everybody adds up the words of its own bins, part by part in order.
+(With OWN there are two steps, see `column_streams`.)
+"""
+
+import triton.language as tl
+
+from normgrad.backends.cuda.kernels.common import (
+    await_step_before,
+    await_words,
+    coefficients,
+    load_or,
+    load_rstd,
+    pack_pair,
+    publish,
+    store_as,
+    sum_pairs,
+    unpack_pair,
+    widen,
+)
+from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
+
+
+@jit
+def place(slab, part, ALIGN: tl.constexpr):
+    """The first element of a block's part of a slab, and how many columns there are from there."""
+    _, split, width, channels, start, first, _, outer_step, row_step = part
+    outer = (slab // split).to(tl.int64)
+    column = (slab % split) * width * ALIGN + start
+    origin = (outer * outer_step + first.to(tl.int64) * row_step) * ALIGN + column
+    columns = gl.minimum(width - start // ALIGN, channels - column // ALIGN) * ALIGN
+    return origin, columns
+
+
+@jit
+def tile_at(slab, number, part, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr):
+    """The elements of a tile: where the first is, where the others are from there, which exist."""
+    slabs, _, _, _, _, _, limit, _, row_step = part
+    origin, columns = place(slab, part, ALIGN)
+    origin += (row_step * ALIGN).to(tl.int64) * (number * ROWS)
+    at = local[:, None] * row_step * ALIGN + cols[None, :]
+    ok = (number * ROWS + local < limit) & (slab < slabs)
+    return origin, at, ok[:, None] & (cols < columns)[None, :]
+
+
+@jit
+def copy_tile(data, slot, slab, number, part, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr):
+    """Ask for a tile."""
+    x, dy, tiles_x, tiles_dy = data
+    origin, at, mask = tile_at(slab, number, part, local, cols, ROWS, ALIGN)
+    async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
+    async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
+    async_copy.commit_group()
+
+
+@jit
+def slot_of(turn, chunk: tl.constexpr, CHUNKS: tl.constexpr, DEPTH: tl.constexpr):
+    """Where a tile is; `turn` is the place of the slab's first."""
+    if DEPTH == CHUNKS:
+        slot = chunk
+    elif DEPTH % CHUNKS == 0:
+        slot = turn + chunk
+    else:
+        slot = (turn + chunk) % DEPTH
+    return slot
+
+
+@jit
+def publish_sums(
+    mail,  # words of this slab: [parts, SPANS, bins]
+    above,
+    start,
+    columns,
+    bins,
+    own,  # bins of this block
+    sums,
+    GROUP_SIZE: tl.constexpr,
+    COLS: tl.constexpr,
+    SPANS: tl.constexpr,
+):
+    """Publish the sums of a block's bins."""
+    span = start // COLS - own * GROUP_SIZE // COLS  # how many pieces have columns of it before
+    to = mail + (above * SPANS + span) * bins + own
+    publish(to, pack_pair(sums[0], sums[1]), own * GROUP_SIZE < start + columns)
+
+
+@jit
+def await_sums(
+    mail,
+    parts,
+    start,
+    columns,
+    bins,
+    box: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    COLS: tl.constexpr,
+    BINS: tl.constexpr,
+    SPANS: tl.constexpr,
+    STEP: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """The sums of a block's bins over all parts."""
+    own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, box))
+    ok = own * GROUP_SIZE < start + columns
+    last = (own * GROUP_SIZE + GROUP_SIZE - 1) // COLS - own * GROUP_SIZE // COLS
+    row = gl.arange(0, STEP, gl.SliceLayout(1, box))
+    t1 = gl.zeros([STEP, BINS], tl.float32, box)
+    t2 = gl.zeros([STEP, BINS], tl.float32, box)
+    for base in tl.range(0, parts * SPANS, STEP):
+        word = base + row
+        wanted = (word < parts * SPANS)[:, None] & ok[None, :]
+        if SPANS > 1:
+            wanted = wanted & ((word % SPANS)[:, None] <= last[None, :])
+        at = word[:, None] * bins + own[None, :]
+        u1, u2 = unpack_pair(await_words(mail + at, wanted, STEP * BINS // (32 * WARPS)))
+        t1 += u1
+        t2 += u2
+    return sum_pairs(t1, t2, 0)
+
+
+@jit
+def publish_totals(
+    mail,  # with one part more, for the totals
+    above,
+    parts,
+    start,
+    columns,
+    bins,
+    COLS: tl.constexpr,
+    OWN: tl.constexpr,
+    STEP: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """Add up all parts of OWN columns, for everybody."""
+    LANES: tl.constexpr = min(32, OWN)
+    ACROSS: tl.constexpr = min(WARPS, OWN // LANES)
+    box: tl.constexpr = gl.BlockedLayout(
+        [1, 1], [32 // LANES, LANES], [WARPS // ACROSS, ACROSS], [1, 0]
+    )
+    first = start + above * OWN
+    t1, t2 = await_sums(
+        mail, parts, first, columns - above * OWN, bins, box, 1, COLS, OWN, 1, STEP, WARPS
+    )
+    own = first + gl.arange(0, OWN, gl.SliceLayout(0, box))
+    publish(mail + parts * bins + own, pack_pair(t1, t2), own < start + columns)
+
+
+@jit
+def exchange(
+    sums,  # of the block's columns, in any layout
+    mail,
+    place_of,  # above, start, columns, image, first channel
+    sizes,  # parts, bins, images, channels
+    vectors,  # rstd, gamma, dgamma, dbeta, partials
+    count,
+    eps,
+    by_col: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    VARIANCE: tl.constexpr,
+    COLS: tl.constexpr,
+    BINS: tl.constexpr,
+    SPANS: tl.constexpr,
+    STEP: tl.constexpr,
+    OWN: tl.constexpr,
+    WARPS: tl.constexpr,
+    SOLO: tl.constexpr,
+    PHASE: tl.constexpr,
+):
+    """What dx is made of, for each column: scale, tilt, shift. Parameter gradients on the way.
+
+    A thread has few columns here, where it has the VECTOR of a tile elsewhere.
+    """
+    above, start, columns, image, left = place_of
+    columns = gl.minimum(columns, COLS)
+    parts, bins, images, channels = sizes
+    rstd, gamma, dgamma, dbeta, partials = vectors
+    LANES: tl.constexpr = min(32, BINS)
+    ACROSS: tl.constexpr = min(WARPS, BINS // LANES)
+    box: tl.constexpr = gl.BlockedLayout(
+        [1, 1], [32 // LANES, LANES], [WARPS // ACROSS, ACROSS], [1, 0]
+    )
+    flat: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    line: tl.constexpr = flat if GROUP else gl.SliceLayout(0, box)
+    cols = gl.arange(0, COLS, line)
+    ok = cols < columns
+    channel = left + cols
+    statistic = image * (channels // GROUP_SIZE) + channel // GROUP_SIZE if GROUP else channel
+    rs = load_rstd(rstd, statistic, ok, eps, VARIANCE, tl.float32)
+    weight = load_or(gamma, channel, ok, 1.0, tl.float32)
+    t1, t2 = rs, rs
+    if PHASE != 2:
+        pair = gl.convert_layout(pack_pair(sums[0], sums[1]), line)
+        t1, t2 = unpack_pair(pair)
+        if GROUP:
+            if partials is not None:
+                to = partials + (image.to(tl.int64) * channels + channel) * parts + above
+                gl.store(to, t1, mask=ok)
+                gl.store(to + images.to(tl.int64) * channels * parts, t2, mask=ok)
+            hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+            own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, hot))
+            side = start + gl.arange(0, COLS, gl.SliceLayout(1, hot))
+            within = (side // GROUP_SIZE)[:, None] == own[None, :]
+            pair = gl.convert_layout(pack_pair(t1 * weight, t2 * weight), gl.SliceLayout(1, hot))
+            t1, t2 = unpack_pair(pair)
+            t1, t2 = sum_pairs(
+                gl.where(within, t1[:, None], 0.0), gl.where(within, t2[:, None], 0.0), 0
+            )
+        else:
+            own = start + cols
+        if not SOLO:
+            publish_sums(mail, above, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
+    if OWN > 0 and PHASE % 3 == 0:
+        publish_totals(mail, above, parts, start, columns, bins, COLS, OWN, STEP, WARPS)
+    if PHASE != 1 and (OWN == 0 or PHASE != 3):
+        if OWN > 0:
+            ONE: tl.constexpr = max(1, 32 * WARPS // BINS)  # a word for every thread
+            t1, t2 = await_sums(
+                mail + parts * bins, 1, start, columns, bins, box, 1, COLS, BINS, 1, ONE, WARPS
+            )
+        elif not SOLO:
+            t1, t2 = await_sums(
+                mail, parts, start, columns, bins, box, GROUP_SIZE, COLS, BINS, SPANS, STEP, WARPS
+            )
+        if GROUP:
+            mine = gl.minimum((start + cols) // GROUP_SIZE - start // GROUP_SIZE, BINS - 1)
+            t1 = gl.gather(t1, mine, 0)
+            t2 = gl.gather(t2, mine, 0)
+        elif above == 0:
+            store_as(dbeta, channel, t1, ok)
+            store_as(dgamma, channel, t2 * rs, ok)
+        # The sums of group norm have gamma inside.
+        t2, t1 = coefficients(rs, rs if GROUP else rs * weight, t1, t2, count)
+    scale = gl.convert_layout(rs * weight, by_col)[None, :]
+    return scale, gl.convert_layout(t2, by_col)[None, :], gl.convert_layout(t1, by_col)[None, :]
+
+
+@jit
+def column_slabs(
+    dy,
+    x,
+    dx,
+    mean,
+    rstd,
+    gamma,
+    dgamma,
+    dbeta,
+    partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
+    words,  # [slabs, parts, SPANS, bins]
+    slabs,
+    rows,  # rows of a slab
+    share,  # rows of a block
+    parts,  # blocks one below the other
+    pieces,  # blocks side by side
+    width,  # columns of a slab, over ALIGN
+    bins,  # of a slab
+    team,  # parts * pieces
+    teams,
+    split,  # slabs side by side
+    images,
+    channels,  # over ALIGN
+    row_step,
+    outer_step,
+    count,
+    eps,
+    GROUP: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,  # columns of a bin
+    VARIANCE: tl.constexpr,
+    CHUNKS: tl.constexpr,  # tiles of a block's share
+    DEPTH: tl.constexpr,  # tiles that there is room for
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BINS: tl.constexpr,  # of a block, up to a power of two
+    SPANS: tl.constexpr,  # pieces that the columns of a bin can lie in
+    STEP: tl.constexpr,  # words of a bin to wait for together
+    VECTOR: tl.constexpr,  # elements of 16 bytes
+    WARPS: tl.constexpr,
+    SOLO: tl.constexpr,  # a team of one
+    ALIGN: tl.constexpr,
+    EARLY: tl.constexpr,  # the words are cleared meanwhile
+    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only, 3: all of SOLO
+):
+    """See the module. The three tensors have the same strides, which come divided by ALIGN."""
+    LANES: tl.constexpr = min(32, COLS // VECTOR)
+    DOWN: tl.constexpr = min(WARPS, max(1, ROWS // (32 // LANES)))  # warps one below the other
+    ONCE: tl.constexpr = min(ROWS, DOWN * (32 // LANES))  # rows with one element in each thread
+    tile: tl.constexpr = gl.BlockedLayout(
+        [1, VECTOR], [32 // LANES, LANES], [DOWN, WARPS // DOWN], [1, 0]
+    )
+    by_col: tl.constexpr = gl.SliceLayout(0, tile)
+    flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
+    tiles_dy = gl.allocate_shared_memory(dy.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
+    above = gl.program_id(0) % team // pieces
+    start = gl.program_id(0) % pieces * COLS
+    first_slab = gl.program_id(0) // team
+    first = above * share
+    limit = gl.minimum(share, rows - first)
+    local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
+    cols = gl.arange(0, COLS, by_col)
+    part = (slabs, split, width, channels, start, first, limit, outer_step, row_step)
+    data = (x, dy, tiles_x, tiles_dy)
+    sizes = (parts, bins, images, channels * ALIGN)
+    vectors = (rstd, gamma, dgamma, dbeta, partials)
+    for ahead in gl.static_range(DEPTH):
+        slab = first_slab + ahead // CHUNKS * teams
+        copy_tile(data, ahead, slab, ahead % CHUNKS, part, local, cols, ROWS, ALIGN)
+    await_step_before(EARLY)  # it cleared the words
+    turn = slabs * 0
+    for slab in tl.range(first_slab, slabs, teams):
+        columns = place(slab, part, ALIGN)[1]
+        image = slab // split
+        left = (slab % split) * width * ALIGN + start
+        statistic = left + cols
+        if GROUP:
+            statistic = image * (channels * ALIGN // GROUP_SIZE) + statistic // GROUP_SIZE
+        centre = load_or(mean, statistic, cols < columns, 0.0, tl.float32)[None, :]
+        mail = words
+        if words is not None:
+            mail = words + (parts * SPANS).to(tl.int64) * slab * bins
+        s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        for chunk in gl.static_range(CHUNKS):
+            async_copy.wait_group(DEPTH - 1 - chunk)
+            slot = slot_of(turn, chunk, CHUNKS, DEPTH)
+            if PHASE != 2:
+                # Masked elements of dy are 0, so their x does not matter.
+                wide = widen(tiles_dy.index(slot).load(tile))
+                s1 += wide
+                s2 += wide * (widen(tiles_x.index(slot).load(tile)) - centre)
+        # A thread adds up its rows; lanes and warps last.
+        sums = sum_pairs(
+            gl.reshape(s1, [ROWS // ONCE, ONCE, COLS]),
+            gl.reshape(s2, [ROWS // ONCE, ONCE, COLS]),
+            0,
+        )
+        sums = sum_pairs(sums[0], sums[1], 0)
+        scale, tilt, shift = exchange(
+            sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps, by_col,
+            GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, 0, WARPS, SOLO, PHASE,
+        )  # fmt: skip
+        for chunk in gl.static_range(CHUNKS):
+            slot = slot_of(turn, chunk, CHUNKS, DEPTH)
+            if PHASE != 1:
+                wide = widen(tiles_dy.index(slot).load(tile))
+                centred = widen(tiles_x.index(slot).load(tile)) - centre
+                result = wide * scale + (centred * tilt + shift)
+                origin, at, mask = tile_at(slab, chunk, part, local, cols, ROWS, ALIGN)
+                gl.store(dx + origin + at, result.to(dx.dtype.element_ty), mask=mask)
+            later = slab + (chunk + DEPTH) // CHUNKS * teams
+            number = (chunk + DEPTH) % CHUNKS
+            copy_tile(data, slot, later, number, part, local, cols, ROWS, ALIGN)
+        turn = (turn + CHUNKS) % DEPTH
+    async_copy.wait_group(0)

@@ -1,0 +1,315 @@
+"""Plans for channels-last data: slabs stay on chip, or as much of them as there is room for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from normgrad.backends.cuda.device import Device
+from normgrad.backends.cuda.layout import Layout
+from normgrad.backends.cuda.parameters import add_parameters
+from normgrad.backends.cuda.program import Argument, Builder
+from normgrad.backends.cuda.tiles import (
+    THREADS,
+    Block,
+    alignment,
+    blocks_per_multiprocessor,
+    ceil_div,
+    power_of_two,
+)
+from normgrad.dtypes import ITEMSIZE
+from normgrad.geometry import Geometry
+
+# Four, two and one of a multiprocessor of an H200.
+_BLOCKS = (
+    Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128),
+    Block(warps=8, chunk_bytes=8 << 10, chunks=6, registers=128),
+    Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255),
+)
+_ONE_HOT = 32  # elements of a thread where the sums of columns become those of groups
+_LEAST_BYTES = 128  # of a row of a tile, unless there are fewer channels
+_MOST_BYTES = 512
+# Microseconds on an H200, fitted to 189 measured cuts of 15 shapes (6 % off on the average).
+_START = 10.8  # the launches, the first tiles, the last
+_EXCHANGE = 2.2  # of one block of a multiprocessor; others have something to do meanwhile
+_TWO_STEPS = 3.2  # where totals go round, whatever the block
+_WORD = 0.55e-3  # for each word that a block reads
+_ACROSS = 2.44e-3  # for each column and warp of a multiprocessor: sums across warps
+_SPEED = 33.4e3  # bytes of a multiprocessor in a microsecond
+_NARROW = 1.04  # rows of 128 bytes take so much longer
+_TWO_PASSES = 22.0  # what two passes take beside their traffic: 14 to 37
+
+
+@dataclass(frozen=True, slots=True)
+class Slabs:
+    """The data as this plan sees it."""
+
+    images: int
+    rows: int  # of an image
+    channels: int
+    group: int  # channels of a bin
+    itemsize: int
+    align: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How slabs are cut into tiles, and tiles shared by blocks."""
+
+    block: Block
+    per: int  # blocks of a multiprocessor
+    width: int  # columns of a slab
+    cols: int  # of a tile
+    rows: int
+    parts: int  # blocks of a team, one below the other
+    pieces: int  # side by side
+    teams: int
+    rounds: int
+    tiles: int  # of a block's share
+    bins: int  # of a block, up to a power of two
+    spans: int  # words of a part for one bin
+
+    @property
+    def team(self) -> int:
+        """Blocks of a team."""
+        return self.parts * self.pieces
+
+    @property
+    def depth(self) -> int:
+        """Tiles of the ring."""
+        room, tiles = self.block.chunks, self.tiles
+        if tiles > room:
+            return max(3, room // 3)
+        whole = room // tiles * tiles  # a multiple needs no division for each tile
+        return min(whole if whole > tiles else room, tiles * self.rounds)
+
+    @property
+    def fixed(self) -> int:
+        """Tiles that stay where not all do."""
+        return self.block.chunks - self.depth if self.tiles > self.block.chunks else 0
+
+    @property
+    def one_step(self) -> float:
+        """Microseconds in which sums go round if everybody reads them all."""
+        return _EXCHANGE / self.per + _WORD * self.parts * self.spans * self.bins
+
+    @property
+    def own(self) -> int:
+        """Columns that a block adds up for its team; 0 where it adds up all of its own bins."""
+        # Measured in streams of batch norm alone: 2 to 11 points more.
+        if not self.fixed or self.bins < self.cols or self.one_step < _TWO_STEPS:
+            return 0
+        return power_of_two(ceil_div(self.cols, self.parts))
+
+    @property
+    def step(self) -> int:
+        """Words of a bin that are polled together."""
+        threads = self.block.warps * THREADS
+        bins = self.own or self.bins
+        most = power_of_two(self.block.registers // 16) * threads  # more are spilled
+        words = min(power_of_two(self.parts * self.spans), most // bins)
+        return max(1, threads // bins, words)
+
+    def guess(self, data: Slabs, multiprocessors: int) -> float:
+        """How long it takes, in microseconds."""
+        trips = 1.5 * self.tiles  # of x and dy
+        if self.fixed:
+            trips += self.tiles - self.fixed - self.depth + 1
+        total = self.team * self.teams * trips * 2 * self.rows * self.cols * data.itemsize
+        memory = total / multiprocessors / _SPEED
+        if self.width < data.channels and self.width * data.itemsize <= _LEAST_BYTES:
+            memory *= _NARROW
+        wait = _ACROSS * self.per * self.block.warps * self.cols
+        if self.team > 1:
+            wait += _TWO_STEPS if self.own else self.one_step
+        return _START + self.rounds * (memory + wait)
+
+
+def cuts(data: Slabs, device: Device) -> Iterator[Cut]:
+    """All that can be done."""
+    for block in _BLOCKS:
+        for width, cols in _widths(data, block):
+            yield from _teams(data, device, block, width, cols)
+
+
+def _widths(data: Slabs, block: Block) -> Iterator[tuple[int, int]]:
+    """Columns of a slab and of a tile."""
+    vector = 16 // data.itemsize
+    cols = max(vector, min(power_of_two(data.channels), _LEAST_BYTES // data.itemsize))
+    most = max(cols, min(power_of_two(data.channels), _MOST_BYTES // data.itemsize))
+    while cols <= most:
+        if data.group == 1:
+            yield cols, cols
+        else:
+            groups = data.channels // data.group
+            for side in range(1, groups + 1):
+                width = data.channels // side
+                if groups % side == 0 and width % data.align == 0 and 2 * width > cols:
+                    yield width, cols
+        cols *= 2
+
+
+def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> Iterator[Cut]:
+    rows = block.chunk_bytes // data.itemsize // cols
+    pieces = ceil_div(width, cols)
+    bins, spans = _bins(data.group, width, cols)
+    if data.group > 1 and bins * cols > _ONE_HOT * THREADS * block.warps:
+        return
+    # Besides the tiles, what sums across warps need.
+    shared = 2 * block.chunks * block.chunk_bytes + 512 + 8 * cols * block.warps
+    per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
+    resident = per * device.multiprocessors
+    slabs = data.images * ceil_div(data.channels, width)
+    tiles = ceil_div(data.rows, rows)
+    seen = set()
+    for wanted in range(1, min(slabs, resident // pieces) + 1):
+        rounds = ceil_div(slabs, wanted)
+        teams = ceil_div(slabs, rounds)
+        if teams in seen:
+            continue
+        seen.add(teams)
+        parts = min(resident // teams // pieces, tiles)
+        share = ceil_div(tiles, parts)
+        parts = ceil_div(tiles, share)
+        made = Cut(
+            block, per, width, cols, rows, parts, pieces, teams, rounds, share, bins, spans
+        )  # fmt: skip
+        # Tiles that stay would be read before they come; a multiprocessor would have nothing to do
+        # during the wait (7 to 33 points less).
+        late = 0 < made.fixed < made.depth
+        idle = per == 1 and not made.fixed and made.team > 1 and rounds > 1
+        if not late and not idle:
+            yield made
+
+
+def _bins(group: int, width: int, cols: int) -> tuple[int, int]:
+    """Bins that a block's columns can lie in, and pieces that a bin's columns can lie in."""
+    if cols % group == 0:
+        return cols // group, 1
+    bins = power_of_two((cols - 2) // group + 2)
+    spans = group // cols if group % cols == 0 else (group - 2) // cols + 2
+    return min(bins, power_of_two(width // group)), 1 if width <= cols else spans
+
+
+def resident_columns(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
+    """Channels last; False where the data lie unevenly or two passes are as good."""
+    data = slabs_of(builder, geometry, layout, device)
+    if data is None:
+        return False
+
+    best = choose(data, device)
+    if best is None:
+        return False
+    add_columns(builder, geometry, layout, device, data, best)
+    return True
+
+
+def choose(data: Slabs, device: Device) -> Cut | None:
+    """The cut that takes least; None where two passes take less."""
+
+    def guess(cut: Cut) -> float:
+        return round(cut.guess(data, device.multiprocessors), 1)
+
+    best = min(cuts(data, device), key=lambda cut: (guess(cut), cut.team), default=None)
+    size = data.images * data.rows * data.channels * data.itemsize
+    two_passes = 5 * size / (_SPEED * device.multiprocessors) + _TWO_PASSES
+    return best if best is not None and guess(best) <= two_passes else None
+
+
+def slabs_of(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> Slabs | None:
+    """What there is to do; None where asynchronous copies cannot do it."""
+    x = layout.x
+    if builder.compute != "float32" or not layout.same_strides or not device.copies_ahead:
+        return None
+    itemsizes = {ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype]}
+    itemsize = max(itemsizes)
+    align = alignment(itemsize, layout.channels, x.outer, x.inner)
+    # The least that an asynchronous copy takes; rows of a tile that 32-bit offsets reach.
+    if align * min(itemsizes) < 4 or layout.channels * itemsize < 16 or x.inner >= 1 << 21:
+        return None
+    group = geometry.channels if geometry.statistic == "row" else 1
+    return Slabs(layout.outer, layout.inner, layout.channels, group, itemsize, align)
+
+
+def add_columns(
+    builder: Builder, geometry: Geometry, layout: Layout, device: Device, data: Slabs, cut: Cut
+) -> None:
+    """The launches of one cut."""
+    spec = builder.spec
+    group = geometry.statistic == "row"
+    x, dx = layout.x, layout.dx
+    assert dx is not None
+    split = ceil_div(data.channels, cut.width)
+    slabs = data.images * split
+    bins = cut.width // data.group
+    solo = cut.team == 1 and not cut.fixed
+    count = slabs * (cut.parts + (cut.own > 0)) * cut.spans * bins
+    words = None if solo else builder.scratch(count, "uint64")
+    early = words is not None and device.starts_early
+    wants = group and (spec.dgamma is not None or spec.dbeta is not None)
+    sums = 2 * data.images * data.channels * cut.parts
+    partials = builder.scratch(sums, "float32") if wants else None
+    arguments: dict[str, Argument] = {
+        "dy": layout.dy.ref,
+        "x": x.ref,
+        "dx": dx.ref,
+        "mean": builder.vector("mean"),
+        "rstd": builder.vector("rstd"),
+        "gamma": builder.vector("gamma"),
+        "dgamma": None if group else builder.result("dgamma"),
+        "dbeta": None if group else builder.result("dbeta"),
+        "partials": partials,
+        "words": words,
+        "slabs": slabs,
+        "rows": data.rows,
+        "share": cut.tiles * cut.rows,
+        "parts": cut.parts,
+        "pieces": cut.pieces,
+        "width": cut.width // data.align,
+        "bins": bins,
+        "team": cut.team,
+        "teams": cut.teams,
+        "split": split,
+        "images": data.images,
+        "channels": data.channels // data.align,
+        "row_step": x.inner // data.align,
+        "outer_step": x.outer // data.align,
+        "count": float(geometry.count),
+        "eps": spec.eps,
+    }
+    constants: dict[str, Any] = {
+        "GROUP": group,
+        "GROUP_SIZE": data.group,
+        "VARIANCE": spec.rstd_is == "variance",
+        "DEPTH": cut.depth,
+        "ROWS": cut.rows,
+        "COLS": cut.cols,
+        "BINS": cut.bins,
+        "SPANS": cut.spans,
+        "STEP": cut.step,
+        "VECTOR": 16 // data.itemsize,
+        "WARPS": cut.block.warps,
+        "ALIGN": data.align,
+        "EARLY": early,
+        "PHASE": 0,
+    }
+    if cut.fixed:
+        kernel = "column_streams.column_streams"
+        arguments["stream"] = cut.tiles - cut.fixed
+        constants |= {"FIXED": cut.fixed, "OWN": cut.own}
+    else:
+        kernel = "columns.column_slabs"
+        constants |= {"CHUNKS": cut.tiles, "SOLO": solo}
+    if words is not None:  # directly before the launch, which must meet no unfinished copy
+        builder.clear(words, count, early=early)
+    builder.launch(
+        kernel,
+        (cut.team * cut.teams,),
+        arguments,
+        constants,
+        warps=cut.block.warps,
+        registers=cut.block.registers,
+        cooperative=not solo,
+        early=early,
+    )
+    if partials is not None:
+        add_parameters(builder, geometry, layout, partials, cut.parts, early=device.starts_early)
