@@ -197,22 +197,15 @@ def cpu() -> Iterator[str]:
         "`!`: torch's result was outside 16 times the budget."
     )
     yield ""
-    for dtype, goal in (("float32", 1.8), ("bfloat16", 2.5), ("float16", 2.5)):
-        ratios = [both for row in run["rows"] if row["dtype"] == dtype and (both := speed_up(row))]
-        mean = 1.0
-        for one in ratios:
-            mean *= one ** (1 / len(ratios))
-        slower = sum(one < 1 for one in ratios)
-        yield (
-            f"- {dtype}: {mean:.2f} times torch (goal {goal}), geometric mean of {len(ratios)} "
-            f"rows, {slower} of them slower than torch"
-        )
-    large = [row for row in run["rows"] if 3 * row["megabytes"] > 32]
-    near = sum(row["floor_share"] >= 0.85 for row in large)
+    yield from summary(run)
+    again = load("cpu-again.json")
+    yield ""
     yield (
-        f"- of {len(large)} rows whose data exceed the last cache (32 MB), {near} reach 85 % of "
-        "three streams at copy speed"
+        f"The same at {again['settings']['started']}, copy {again['copy_gbps']:.0f} GB/s; it shows "
+        "how far such figures go (`benchmarks/results/cpu-again.json`):"
     )
+    yield ""
+    yield from summary(again)
     yield ""
     yield "| op | shape | type | layout | ms | share | both allocate | torch | ratio |"
     yield "|" + "---|" * 9
@@ -232,6 +225,24 @@ def cpu() -> Iterator[str]:
             f"{both:.2f}" if both else "-",
         ]
         yield "| " + " | ".join(cells) + " |"
+
+
+def summary(run: dict[str, Any]) -> Iterator[str]:
+    """The goals, and what came out."""
+    for dtype, goal in (("float32", 1.8), ("bfloat16", 2.5), ("float16", 2.5)):
+        ratios = [both for row in run["rows"] if row["dtype"] == dtype and (both := speed_up(row))]
+        mean = math.prod(ratios) ** (1 / len(ratios))
+        slower = sum(one < 1 for one in ratios)
+        yield (
+            f"- {dtype}: {mean:.2f} times torch (goal {goal}), geometric mean of {len(ratios)} "
+            f"rows, {slower} of them slower than torch"
+        )
+    large = [row for row in run["rows"] if 3 * row["megabytes"] > 32]
+    near = sum(row["floor_share"] >= 0.85 for row in large)
+    yield (
+        f"- of {len(large)} rows whose data exceed the last cache (32 MB), {near} reach 85 % of "
+        "three streams at copy speed"
+    )
 
 
 def speed_up(row: Row) -> float | None:
