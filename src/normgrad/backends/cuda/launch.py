@@ -141,6 +141,14 @@ def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
+def _plain_launcher(launch: Any) -> bool:
+    """Whether Triton's launcher is the one we know, and would only pass its arguments on."""
+    import triton
+
+    sizes = [getattr(launch, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
+    return triton.__version__.startswith("3.6.") and sizes == [0, 0]
+
+
 def _prepare_kernel(step: Launch, index: int, aligned: bool) -> Any:
     compiled = compile_step(step, device_of(index).capability, aligned)
     names = kernel_of(step.kernel).arg_names
@@ -154,7 +162,7 @@ def _prepare_kernel(step: Launch, index: int, aligned: bool) -> Any:
     launch, (x, y, z) = compiled.run, step.grid
     function, metadata = compiled.function, compiled.packed_metadata
     before: tuple[Any, ...] = (metadata, None, None, None)
-    if getattr(launch, "global_scratch_size", 1) == 0 == getattr(launch, "profile_scratch_size", 1):
+    if _plain_launcher(launch):
         # What Triton's launcher calls itself, without its scratch memory: 1.4 us less of 7.6.
         modes = (launch.launch_cooperative_grid, launch.launch_pdl, None, None)
         launch, before = launch.launch, (*modes, *before)

@@ -108,7 +108,6 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "team": team.team,
         "teams": team.teams,
         "split": geometry.groups if group else 1,
-        "channels": layout.channels,
         "plane_step": (x.channel if group else x.outer) // align,
         "outer_step": (x.outer if group else x.channel * together) // align,
         "inner_step": x.channel * geometry.channels // align if group else 0,

@@ -75,7 +75,6 @@ def plane_slabs(
     team,  # blocks that share a slab
     teams,
     split,  # slabs of one image (group norm), 1 for batch norm
-    channels,
     plane_step,
     outer_step,
     inner_step,
