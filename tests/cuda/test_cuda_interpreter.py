@@ -196,3 +196,9 @@ print("done")
 def test_columns_in_many_small_tiles():
     """With bytes around the workspace that must stay as they are."""
     assert interpreted("-c", COLUMNS).strip() == "done"
+
+
+def test_random_requests_on_small_devices():
+    path = Path(__file__).with_name("random_requests.py")
+    resident, _, count = interpreted(str(path), "40").split()
+    assert int(resident) > int(count) // 2

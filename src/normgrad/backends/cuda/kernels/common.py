@@ -164,7 +164,8 @@ def coefficients(rs, factor, t1, t2, count):
 def load_or(pointer, offsets, mask, default: tl.constexpr, COMPUTE: tl.constexpr):
     """A vector in the compute type, or its default where it is not given."""
     if pointer is None:
-        values = (offsets * 0 + default).to(COMPUTE)
+        # The interpreter's loops count in plain ints: the 0 makes a tensor of them.
+        values = ((offsets + tl.program_id(0) * 0) * 0 + default).to(COMPUTE)
     elif mask is None:
         values = tl.load(pointer + offsets).to(COMPUTE)
     else:

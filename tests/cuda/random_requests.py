@@ -1,0 +1,56 @@
+"""Random requests planned for GPUs too small for them, in Triton's interpreter: teams and loops.
+
+Run by test_cuda_interpreter.py in a process of its own; prints how many there were of each plan.
+"""
+
+import dataclasses
+import random
+import sys
+
+from normgrad import verify
+from normgrad.backends.cuda import backend, device
+from normgrad.plan import _make_plan, make_plan
+from normgrad.spec import Op
+
+
+def one(pick):
+    """A case whose data are aligned and evenly laid out: what stays on chip."""
+    op = pick.choice((Op.BATCH_NORM, Op.GROUP_NORM))
+    groups = pick.choice((1, 2, 3, 4)) if op is Op.GROUP_NORM else 1
+    channels = groups * pick.choice((1, 2, 3, 4, 8, 10))
+    inner = pick.choice(((16, 16), (7, 8), (7, 7), (12, 12), (40,), (14, 24)))
+    return verify.Case(
+        id="random",
+        op=op,
+        shape=(pick.randint(1, 7), channels, *inner),
+        layout="contiguous",
+        num_groups=groups,
+        training=True,
+        statistic=pick.choice(("invstd", "variance")) if op is Op.BATCH_NORM else "invstd",
+        weight=pick.random() < 0.6,
+        mask=pick.choice(((), (True, False, True), (True, False, False))),
+        own_statistics=pick.random() < 0.5,
+    )
+
+
+def main(count):
+    pick = random.Random(11)
+    plans = {}
+    for _ in range(count):
+        tiny = {
+            "multiprocessors": pick.randint(1, 6),
+            "shared_bytes": pick.choice((64, 100, 228)) << 10,
+        }
+        backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, **tiny)
+        _make_plan.cache_clear()
+        case = one(pick)
+        problem = verify.make_problem(case, "float32", pick.randint(0, 9))
+        for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
+            assert measured.ok, (case, tiny, measured)
+        name = make_plan(problem.spec, "cuda").config.strategy
+        plans[name] = plans.get(name, 0) + 1
+    print(plans.get("resident planes", 0), "of", count)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
