@@ -35,6 +35,14 @@ class Layout:
         """Those that take part."""
         return (self.dy, self.x) if self.dx is None else (self.dy, self.x, self.dx)
 
+    def operands(self, builder: Builder, *, results: bool) -> dict[str, Ref | None]:
+        """What a kernel of whole slabs reads and writes; its parameter gradients if wanted."""
+        assert self.dx is not None
+        data = {"dy": self.dy.ref, "x": self.x.ref, "dx": self.dx.ref}
+        vectors = {role: builder.vector(role) for role in ("mean", "rstd", "gamma")}
+        sums = {role: builder.result(role) if results else None for role in ("dgamma", "dbeta")}
+        return data | vectors | sums
+
     @property
     def same_strides(self) -> bool:
         """Whether one offset serves all tensors."""

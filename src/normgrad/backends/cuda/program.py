@@ -40,6 +40,7 @@ class Launch:
     registers: int | None = None  # per thread, at most
     cooperative: bool = False  # all blocks must be resident: they wait for each other
     early: bool = False  # may start before the launch before it is done, and waits inside
+    aligned: bool = False  # copies asynchronously: data must lie at multiples of 16 bytes
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={value}" for name, value in self.constants)
@@ -127,7 +128,30 @@ class Builder:
         """Set ``count`` elements' bytes."""
         self.steps.append(Fill(target, count * _ITEMSIZE[target.dtype], value))
 
-    def clear(self, words: Ref, count: int, *, early: bool) -> None:
+    def launch_teams(
+        self,
+        kernel: str,
+        grid: tuple[int, ...],
+        arguments: dict[str, Argument],
+        constants: dict[str, Any],
+        *,
+        words: int,
+        starts_early: bool,
+        **options: Any,
+    ) -> None:
+        """A launch whose blocks wait for each other's words, if they have any.
+
+        These are cleared directly before it, where the launch may overtake nothing else.
+        """
+        target = arguments["words"]
+        waits = isinstance(target, Ref)
+        early = waits and starts_early
+        if isinstance(target, Ref):
+            self._clear(target, words, early=early)
+        options |= {"cooperative": waits, "early": early, "aligned": True}
+        self.launch(kernel, grid, arguments, constants | {"EARLY": early}, **options)
+
+    def _clear(self, words: Ref, count: int, *, early: bool) -> None:
         """Set all bits of words, beside the start of the next launch if that is ``early``."""
         if not early:
             self.fill(words, count, 0xFF)

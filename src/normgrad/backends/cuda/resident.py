@@ -65,8 +65,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     group = geometry.statistic == "row"
     if builder.compute != "float32" or not layout.same_strides or not device.copies_ahead:
         return False
-    x, dx = layout.x, layout.dx
-    assert dx is not None
+    x = layout.x
     itemsizes = {ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype]}
     together = 1 if group else _block_channels(layout, max(itemsizes))
     run = layout.inner * together
@@ -84,19 +83,11 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     copies = _COPIES if together == 1 and team.team >= _CROWD else 1
     count = slabs * copies * team.team * channel_tile
     words = None if solo else builder.scratch(count, "uint64")
-    early = words is not None and device.starts_early
     rows = planes * tiles.pieces
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
     partials = builder.scratch(2 * slabs * rows, "float32") if wants else None
     arguments: dict[str, Argument] = {
-        "dy": layout.dy.ref,
-        "x": x.ref,
-        "dx": dx.ref,
-        "mean": builder.vector("mean"),
-        "rstd": builder.vector("rstd"),
-        "gamma": builder.vector("gamma"),
-        "dgamma": None if group else builder.result("dgamma"),
-        "dbeta": None if group else builder.result("dbeta"),
+        **layout.operands(builder, results=not group),
         "partials": partials,
         "words": words,
         "slabs": slabs,
@@ -133,20 +124,17 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "SOLO": solo,
         "ALIGN": align,
         "WIDE": reach >= 1 << 31,
-        "EARLY": early,
         "PHASE": 0,
     }
-    if words is not None:  # directly before the launch, which must meet no unfinished copy
-        builder.clear(words, count, early=early)
-    builder.launch(
+    builder.launch_teams(
         "planes.plane_slabs",
         (team.team * team.teams,),
         arguments,
         constants,
+        words=count,
+        starts_early=device.starts_early,
         warps=tiles.block.warps,
         registers=tiles.block.registers,
-        cooperative=not solo,
-        early=early,
     )
     if partials is not None:
         add_parameters(builder, geometry, layout, partials, tiles.pieces, early=device.starts_early)

@@ -240,27 +240,18 @@ def add_columns(
     """The launches of one cut."""
     spec = builder.spec
     group = geometry.statistic == "row"
-    x, dx = layout.x, layout.dx
-    assert dx is not None
+    x = layout.x
     split = ceil_div(data.channels, cut.width)
     slabs = data.images * split
     bins = cut.width // data.group
     solo = cut.team == 1 and not cut.fixed
     count = slabs * (cut.parts + (cut.own > 0)) * cut.spans * bins
     words = None if solo else builder.scratch(count, "uint64")
-    early = words is not None and device.starts_early
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
     sums = 2 * data.images * data.channels * cut.parts
     partials = builder.scratch(sums, "float32") if wants else None
     arguments: dict[str, Argument] = {
-        "dy": layout.dy.ref,
-        "x": x.ref,
-        "dx": dx.ref,
-        "mean": builder.vector("mean"),
-        "rstd": builder.vector("rstd"),
-        "gamma": builder.vector("gamma"),
-        "dgamma": None if group else builder.result("dgamma"),
-        "dbeta": None if group else builder.result("dbeta"),
+        **layout.operands(builder, results=not group),
         "partials": partials,
         "words": words,
         "slabs": slabs,
@@ -293,7 +284,6 @@ def add_columns(
         "VECTOR": 16 // data.itemsize,
         "WARPS": cut.block.warps,
         "ALIGN": data.align,
-        "EARLY": early,
         "PHASE": 0,
     }
     if cut.fixed:
@@ -303,17 +293,15 @@ def add_columns(
     else:
         kernel = "columns.column_slabs"
         constants |= {"CHUNKS": cut.tiles, "SOLO": solo}
-    if words is not None:  # directly before the launch, which must meet no unfinished copy
-        builder.clear(words, count, early=early)
-    builder.launch(
+    builder.launch_teams(
         kernel,
         (cut.team * cut.teams,),
         arguments,
         constants,
+        words=count,
+        starts_early=device.starts_early,
         warps=cut.block.warps,
         registers=cut.block.registers,
-        cooperative=not solo,
-        early=early,
     )
     if partials is not None:
         add_parameters(builder, geometry, layout, partials, cut.parts, early=device.starts_early)

@@ -90,7 +90,6 @@ def team_rows(
     width = ceil_div(ceil_div(cols, team), vector) * vector
     teams = min(rows, ring.per * device.multiprocessors // team)
     words = builder.scratch(rows * team, "uint64")
-    early = device.starts_early
     partials = builder.scratch(2 * teams * cols, "float32") if wants else None
     arguments: dict[str, Argument] = {
         "dy": dy[0],
@@ -119,21 +118,18 @@ def team_rows(
         "WARPS": ring.warps,
         "EVEN": cols == team * part,
         "ALIGN": align,
-        "EARLY": early,
-        "NEXT": wants and early,
+        "NEXT": wants and device.starts_early,
         "PHASE": 0,
     }
-    # Directly before the launch, which must meet no unfinished copy.
-    builder.clear(words, rows * team, early=early)
-    builder.launch(
+    builder.launch_teams(
         "row_teams.layer_teams",
         (team * teams,),
         arguments,
         constants,
+        words=rows * team,
+        starts_early=device.starts_early,
         warps=ring.warps,
         registers=ring.registers,
-        cooperative=True,
-        early=early,
     )
     return partials, teams
 

@@ -6,7 +6,7 @@ from typing import Any
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.layout import Data, Layout, lay_out
 from normgrad.backends.cuda.parameters import add_parameters
-from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
+from normgrad.backends.cuda.program import Argument, Builder, Launch, Program, Ref
 from normgrad.backends.cuda.resident import resident_planes
 from normgrad.backends.cuda.resident_columns import resident_columns
 from normgrad.backends.cuda.rows_plan import plan_rows
@@ -24,7 +24,7 @@ _MOST_COUNTS = 1024  # counts of ranks that every block adds up itself
 def make_program(spec: Spec, geometry: Geometry, compute: str, device: Device) -> Program:
     """The kernel plan: a pure function of its arguments."""
     program = _make(spec, geometry, compute, device, resident=True)
-    if not program.strategy.startswith("resident"):
+    if not any(isinstance(step, Launch) and step.aligned for step in program.steps):
         return program
     # Asynchronous copies take 4 bytes at the least, at addresses that are multiples of that.
     other = _make(spec, geometry, compute, device, resident=False)
