@@ -85,6 +85,23 @@ def _ask(
 
 
 @jit
+def _write(
+    dx,
+    result,
+    part,
+    chunk,
+    local,
+    cols,
+    ROWS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Dx of a tile."""
+    at, mask = _elements(part, chunk, local, cols, ROWS, ALIGN, WIDE)
+    gl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)
+
+
+@jit
 def _statistics(mean, rstd, gamma, slab, slabs, eps, GROUP: tl.constexpr, VARIANCE: tl.constexpr):
     """What a slab has one of: mean, reciprocal deviation and, if no group norm, gamma."""
     ok = slab < slabs
@@ -304,23 +321,24 @@ def plane_slabs(
                 factor = load_or(gamma, column, col_ok, 1.0, tl.float32)[None, :] * rs
             tilt, shift = coefficients(rs, factor, t1, t2, count)
         now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step)
-        base = _origin(slab, steps, ALIGN)
-        for chunk in gl.static_range(CHUNKS):
-            slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
+        target = dx + _origin(slab, steps, ALIGN)
+        for rest in gl.static_range(CHUNKS - HELD):  # first those that make room
+            slot = rest + HELD if DEPTH == CHUNKS else (turn + rest + HELD) % DEPTH
             if PHASE != 1:
-                at, mask = _elements(now, chunk, local, cols, ROWS, ALIGN, WIDE)
-                scale = weights[chunk][:, None] * factor if GROUP else factor
-                if chunk < HELD:
-                    wide = widen_again(held_dy[chunk], zero)
-                    centred = widen_again(held_x[chunk], zero) - centre
-                else:
-                    wide = widen(tiles_dy.index(slot).load(tile))
-                    centred = widen(tiles_x.index(slot).load(tile)) - centre
+                scale = weights[rest + HELD][:, None] * factor if GROUP else factor
+                wide = widen(tiles_dy.index(slot).load(tile))
+                centred = widen(tiles_x.index(slot).load(tile)) - centre
                 result = wide * scale + (centred * tilt + shift)
-                gl.store(dx + base + at, result.to(dx.dtype.element_ty), mask=mask)
-            if chunk >= HELD:
-                later = slab + (chunk + DEPTH) // CHUNKS * teams
-                number = (chunk + DEPTH) % CHUNKS
-                _ask(data, slot, later, steps, now, number, local, cols, ROWS, ALIGN, WIDE)
+                _write(target, result, now, rest + HELD, local, cols, ROWS, ALIGN, WIDE)
+            later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
+            number = (rest + HELD + DEPTH) % CHUNKS
+            _ask(data, slot, later, steps, now, number, local, cols, ROWS, ALIGN, WIDE)
+        for chunk in gl.static_range(HELD):
+            if PHASE != 1:
+                scale = weights[chunk][:, None] * factor if GROUP else factor
+                wide = widen_again(held_dy[chunk], zero)
+                centred = widen_again(held_x[chunk], zero) - centre
+                result = wide * scale + (centred * tilt + shift)
+                _write(target, result, now, chunk, local, cols, ROWS, ALIGN, WIDE)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)
