@@ -148,7 +148,7 @@ class Builder:
         early = waits and starts_early
         if isinstance(target, Ref):
             self._clear(target, words, early=early)
-        options |= {"cooperative": waits, "early": early, "aligned": True}
+        options = {"aligned": True} | options | {"cooperative": waits, "early": early}
         self.launch(kernel, grid, arguments, constants | {"EARLY": early}, **options)
 
     def _clear(self, words: Ref, count: int, *, early: bool) -> None:

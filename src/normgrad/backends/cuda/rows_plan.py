@@ -4,8 +4,14 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
-from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, team_rows
-from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
+from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, join_tiles, team_rows
+from normgrad.backends.cuda.tiles import (
+    THREADS,
+    alignment,
+    blocks_per_multiprocessor,
+    ceil_div,
+    power_of_two,
+)
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
 
@@ -21,8 +27,7 @@ def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bo
         return builder.finish(f"whole rows, {programs} programs")
     ring = choose_ring(builder, geometry, device, data) if teams else None
     if ring is not None:
-        partials, count = team_rows(builder, geometry, device, data, ring)
-        finish_rows(builder, partials, count, cols, early=device.starts_early)
+        count = team_rows(builder, geometry, device, data, ring)
         return builder.finish(f"resident rows, {count} teams")
     _long_rows(builder, geometry, device, data)
     return builder.finish("long rows")
@@ -78,18 +83,27 @@ def _whole_rows(
     if chunk == 8192 and itemsize == 2:
         chunk, chunks = 4096, 2  # 88.7 % instead of 87.9 for 8192x8192
     width = chunk * chunks
-    # Measured on an H200: 4 warps up to 1024 columns (and for uneven rows), 8 up to 8192, with 32
-    # elements a thread; more programs a multiprocessor only where there is much to do. Each has
-    # partial sums: 8192x5120 in float32 reads 93 % with one, 89 with two (bfloat16: 73, 81).
-    warps = 16 if width > 8192 else 4 if width <= 1024 or uneven else 8
+    # Measured on an H200: 4 warps up to 1024 columns (and for uneven rows of 32 bits), 8 up to
+    # 8192, with 32 elements a thread; more programs a multiprocessor only where there is much to
+    # do. Each has partial sums: 8192x5120 in float32 reads 93 % with one, 89 with two (bfloat16:
+    # 73, 81). In bfloat16 two of 8 warps read 81.9 %, where two of 4 warps read 77.6.
+    uneven_wide = uneven and itemsize == 4
+    warps = 16 if width > 8192 else 4 if width <= 1024 or uneven_wide else 8
     per = 2 if chunks > 1 or rows * cols < 1 << 25 else 3
-    if warps >= 8 or (uneven and itemsize == 4):
+    if uneven_wide or (warps >= 8 and not uneven):
         per = 1
     held = 4 * vector * warps * 32
     tile_rows = max(1, power_of_two(held // width + 1) // 2)
     tile_rows = min(tile_rows, 32, power_of_two(rows))
     programs = min(ceil_div(rows, tile_rows), per * device.multiprocessors)
+    stages = _stages(device, tile_rows * width, itemsize)
+    # Rows ahead, or what vectors take to change their layout; statistics, sums across warps (1 KB).
+    shared = max((stages - 1) * 2 * itemsize * tile_rows * width, 16 << 10) + (2 << 10)
+    # So few that all programs of a multiprocessor run at once: the compiler would take more.
+    registers = min(255, device.registers // (per * warps * THREADS) // 8 * 8)
+    joins = wants and device.starts_early and _all_run(programs, device, warps, registers, shared)
     partials = builder.scratch(2 * programs * cols, "float32") if wants else None
+    words = builder.scratch(1, "uint64") if joins else None
     dy, x, dx = data["dy"], data["x"], data["dx"]
     assert dy is not None
     assert x is not None
@@ -101,6 +115,9 @@ def _whole_rows(
         "rstd": builder.vector("rstd"),
         "gamma": builder.vector("gamma"),
         "partials": partials,
+        "words": words,
+        "dgamma": builder.result("dgamma") if joins else None,
+        "dbeta": builder.result("dbeta") if joins else None,
         "rows": rows,
         "cols": cols // align,
         "programs": programs,
@@ -113,22 +130,34 @@ def _whole_rows(
         "CHUNK": chunk,
         "CHUNKS": chunks,
         "ALIGN": align,
-        "STAGES": _stages(device, tile_rows * width, itemsize),
+        "STAGES": stages,
         "COMPUTE": builder.compute,
         "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
-        "EARLY": wants and device.starts_early,
+        "WARPS": warps,
+        **join_tiles(cols, programs, programs, warps),
+        "NEXT": wants and device.starts_early and not joins,
+        "PHASE": 0,
     }
-    # 3 programs of 4 warps need registers for all: the compiler would take 180.
-    builder.launch(
+    builder.launch_teams(
         "rows.layer_rows",
         (programs,),
         arguments,
         constants,
+        words=1,
+        starts_early=device.starts_early,
         warps=warps,
-        registers=168 if per == 3 else None,
+        registers=registers,
+        aligned=False,
     )
-    finish_rows(builder, partials, programs, cols, early=device.starts_early)
+    if not joins:
+        finish_rows(builder, partials, programs, cols, early=device.starts_early)
     return programs
+
+
+def _all_run(programs: int, device: Device, warps: int, registers: int, shared: int) -> bool:
+    """Whether all programs run at once and may wait for each other."""
+    per = blocks_per_multiprocessor(device, warps, registers, shared)
+    return programs <= per * device.multiprocessors
 
 
 def _stages(device: Device, elements: int, itemsize: int) -> int:
@@ -160,7 +189,6 @@ def finish_rows(
             "PROGRAMS": down,
             "TIMES": ceil_div(programs, down),
             "COLS": width,
-            "COMPUTE": builder.compute,
             "EARLY": early,
         },
         warps=warps,
