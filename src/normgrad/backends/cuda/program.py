@@ -141,7 +141,8 @@ class Builder:
     ) -> None:
         """A launch whose blocks wait for each other's words, if they have any.
 
-        These are cleared directly before it, where the launch may overtake nothing else.
+        These are cleared directly before it, where the launch may overtake nothing else. It copies
+        asynchronously, unless the options say that it is not ``aligned``.
         """
         target = arguments["words"]
         waits = isinstance(target, Ref)

@@ -1,5 +1,6 @@
 """Layer norm's plans."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
@@ -66,6 +67,46 @@ def chunks_of(cols: int, least: int) -> tuple[int, int]:
     return best
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A program: ``rows`` rows at a time, each as ``chunks`` tiles of ``chunk`` columns."""
+
+    rows: int
+    chunk: int
+    chunks: int
+    warps: int
+    per: int  # programs of a multiprocessor
+
+    @property
+    def elements(self) -> int:
+        """That a program holds."""
+        return self.rows * self.chunk * self.chunks
+
+
+def cut_rows(rows: int, cols: int, itemsize: int) -> Cut:
+    """Measured on an H200.
+
+    4 warps up to 1024 columns (and for uneven rows), 8 up to 8192, with 32 elements a thread; more
+    programs a multiprocessor only where there is much to do. Each has partial sums: 8192x5120 in
+    float32 reads 93 % with one, 89 with two. In bfloat16 it reads 81.9 % with two of 8 warps, where
+    two of 4 warps read 77.6 (and one 73); two shorter rows at a time would spill.
+    """
+    vector = 16 // itemsize
+    chunk, chunks = chunks_of(cols, 32 * vector)
+    uneven = chunks > 1 and chunk < 4096
+    if chunk == 8192 and itemsize == 2:
+        chunk, chunks = 4096, 2  # 88.7 % instead of 87.9 for 8192x8192
+    width = chunk * chunks
+    few = uneven and (itemsize == 4 or width <= 4096)
+    warps = 16 if width > 8192 else 4 if width <= 1024 or few else 8
+    per = 2 if chunks > 1 or rows * cols < 1 << 25 else 3
+    if (uneven and itemsize == 4) or (warps >= 8 and not uneven):
+        per = 1
+    held = 4 * vector * warps * THREADS
+    tile_rows = max(1, power_of_two(held // width + 1) // 2)
+    return Cut(min(tile_rows, 32, power_of_two(rows)), chunk, chunks, warps, per)
+
+
 def _whole_rows(
     builder: Builder,
     geometry: Geometry,
@@ -76,32 +117,16 @@ def _whole_rows(
     wants = builder.spec.dgamma is not None or builder.spec.dbeta is not None
     present = [one for one in data.values() if one is not None]
     itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
-    vector = 16 // itemsize
     align = alignment(itemsize, cols, *(step for _, step in present))
-    chunk, chunks = chunks_of(cols, 32 * vector)
-    uneven = chunks > 1 and chunk < 4096
-    if chunk == 8192 and itemsize == 2:
-        chunk, chunks = 4096, 2  # 88.7 % instead of 87.9 for 8192x8192
-    width = chunk * chunks
-    # Measured on an H200: 4 warps up to 1024 columns (and for uneven rows of 32 bits), 8 up to
-    # 8192, with 32 elements a thread; more programs a multiprocessor only where there is much to
-    # do. Each has partial sums: 8192x5120 in float32 reads 93 % with one, 89 with two (bfloat16:
-    # 73, 81). In bfloat16 two of 8 warps read 81.9 %, where two of 4 warps read 77.6.
-    uneven_wide = uneven and itemsize == 4
-    warps = 16 if width > 8192 else 4 if width <= 1024 or uneven_wide else 8
-    per = 2 if chunks > 1 or rows * cols < 1 << 25 else 3
-    if uneven_wide or (warps >= 8 and not uneven):
-        per = 1
-    held = 4 * vector * warps * 32
-    tile_rows = max(1, power_of_two(held // width + 1) // 2)
-    tile_rows = min(tile_rows, 32, power_of_two(rows))
-    programs = min(ceil_div(rows, tile_rows), per * device.multiprocessors)
-    stages = _stages(device, tile_rows * width, itemsize)
-    # Rows ahead, or what vectors take to change their layout; statistics, sums across warps (1 KB).
-    shared = max((stages - 1) * 2 * itemsize * tile_rows * width, 16 << 10) + (2 << 10)
+    cut = cut_rows(rows, cols, itemsize)
+    programs = min(ceil_div(rows, cut.rows), cut.per * device.multiprocessors)
+    stages = _stages(device, cut.elements, itemsize)
     # So few that all programs of a multiprocessor run at once: the compiler would take more.
-    registers = min(255, device.registers // (per * warps * THREADS) // 8 * 8)
-    joins = wants and device.starts_early and _all_run(programs, device, warps, registers, shared)
+    registers = min(255, device.registers // (cut.per * cut.warps * THREADS) // 8 * 8)
+    # Rows ahead, or what vectors take to change their layout; statistics, sums across warps (1 KB).
+    shared = max((stages - 1) * 2 * itemsize * cut.elements, 16 << 10) + (2 << 10)
+    resident = blocks_per_multiprocessor(device, cut.warps, registers, shared)
+    joins = wants and may_join(device, programs, resident)
     partials = builder.scratch(2 * programs * cols, "float32") if wants else None
     words = builder.scratch(1, "uint64") if joins else None
     dy, x, dx = data["dy"], data["x"], data["dx"]
@@ -126,15 +151,15 @@ def _whole_rows(
         "dx_row": dx[1] // align if dx else 0,
     }
     constants: dict[str, Any] = {
-        "ROWS": tile_rows,
-        "CHUNK": chunk,
-        "CHUNKS": chunks,
+        "ROWS": cut.rows,
+        "CHUNK": cut.chunk,
+        "CHUNKS": cut.chunks,
         "ALIGN": align,
         "STAGES": stages,
         "COMPUTE": builder.compute,
-        "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
-        "WARPS": warps,
-        **join_tiles(cols, programs, programs, warps),
+        "FOLD": cut.rows > 1 and cut.chunk >= cut.warps * THREADS * (16 // itemsize),
+        "WARPS": cut.warps,
+        **join_tiles(cols, programs, programs, cut.warps),
         "NEXT": wants and device.starts_early and not joins,
         "PHASE": 0,
     }
@@ -145,7 +170,7 @@ def _whole_rows(
         constants,
         words=1,
         starts_early=device.starts_early,
-        warps=warps,
+        warps=cut.warps,
         registers=registers,
         aligned=False,
     )
@@ -154,10 +179,12 @@ def _whole_rows(
     return programs
 
 
-def _all_run(programs: int, device: Device, warps: int, registers: int, shared: int) -> bool:
-    """Whether all programs run at once and may wait for each other."""
-    per = blocks_per_multiprocessor(device, warps, registers, shared)
-    return programs <= per * device.multiprocessors
+def may_join(device: Device, programs: int, resident: int) -> bool:
+    """Whether the programs wait for each other at the end, with ``resident`` on a multiprocessor.
+
+    Only behind a launch that clears their counter meanwhile: a fill takes 3 us.
+    """
+    return device.starts_early and programs <= resident * device.multiprocessors
 
 
 def _stages(device: Device, elements: int, itemsize: int) -> int:
