@@ -8,7 +8,8 @@ import random
 import sys
 
 from normgrad import verify
-from normgrad.backends.cuda import backend, device
+from normgrad.backends.cuda import backend, device, resident
+from normgrad.backends.cuda.tiles import Block
 from normgrad.plan import _make_plan, make_plan
 from normgrad.spec import Op
 
@@ -33,22 +34,38 @@ def one(pick):
     )
 
 
+def small_blocks(pick):
+    """Blocks so small that these data have many tiles, some of them in registers."""
+    chunks, held = pick.randint(2, 4), pick.randint(1, 3)
+    block = Block(pick.choice((1, 2)), 512, chunks, 64, held, pick.choice((0, 0, chunks)))
+    return lambda *_: ((block, 1 << 30),)
+
+
 def main(count):
     pick = random.Random(11)
     plans = {}
+    blocks = resident._blocks
+    held = larger = 0  # tiles in registers; slabs that do not fit in shared memory alone
     for _ in range(count):
+        small = pick.random() < 0.7
         tiny = {
-            "multiprocessors": pick.randint(1, 6),
-            "shared_bytes": pick.choice((64, 100, 228)) << 10,
+            "multiprocessors": pick.randint(2, 6),
+            "shared_bytes": pick.choice((6, 8) if small else (64, 100, 228)) << 10,
         }
         backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, **tiny)
+        resident._blocks = small_blocks(pick) if small else blocks
         _make_plan.cache_clear()
         case = one(pick)
         problem = verify.make_problem(case, "float32", pick.randint(0, 9))
         for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
             assert measured.ok, (case, tiny, measured)
-        name = make_plan(problem.spec, "cuda").config.strategy
-        plans[name] = plans.get(name, 0) + 1
+        program = make_plan(problem.spec, "cuda").config
+        plans[program.strategy] = plans.get(program.strategy, 0) + 1
+        sizes = [dict(getattr(step, "constants", ())) for step in program.steps]
+        held += any(one.get("HELD") for one in sizes)
+        larger += any(one.get("HELD") and one["CHUNKS"] > one["DEPTH"] for one in sizes)
+    assert held > count // 5, f"{held} plans with tiles in registers"
+    assert larger > count // 20, f"{larger} slabs too large for shared memory"
     print(plans.get("resident planes", 0), "of", count)
 
 

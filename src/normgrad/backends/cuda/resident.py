@@ -15,6 +15,7 @@ from normgrad.backends.cuda.tiles import (
     blocks_per_multiprocessor,
     ceil_div,
     cut,
+    magic,
     power_of_two,
     share_out,
 )
@@ -25,25 +26,37 @@ _MOST_CHANNELS = 8  # channels of one plane: their sums are told apart by masks
 # Words of each block, where that many blocks would read the same one: 3 points for
 # 256x64x112x112 and 20x6x65536 in bfloat16, nothing or less for teams up to 80.
 _COPIES, _CROWD = 8, 96
-_LARGE = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128)
-_WHOLE = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255)
+_ALONE = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128)  # a slab in one block
 
 
-def _blocks(group: bool, together: int, multiprocessors: int) -> tuple[tuple[Block, int], ...]:
+def _blocks(
+    group: bool, together: int, itemsize: int, multiprocessors: int
+) -> tuple[tuple[Block, int], ...]:
     """Blocks to choose from and the largest team for each: the first that can.
 
     One block for a slab has nobody to wait for. Else many small ones overlap best: while some wait
     for their partners, others copy. But a team of more blocks than there are multiprocessors waits
-    longer than it wins: 256x64x112x112 in bfloat16 reads 71 % with the second, 78 with the third.
+    longer than it wins: 256x64x112x112 in bfloat16 reads 71 % with small blocks, 78 with large.
+
+    Tiles held in registers make room for what arrives during the wait, or for two teams where
+    there was room for one: 2x64x128x128x128 in bfloat16 reads 65 % without, 93 with three.
     """
-    if group:  # rows of 1024 16-bit elements for each warp
-        small = Block(warps=4, chunk_bytes=8 << 10, chunks=3, registers=128)
-    elif together == 1:
-        small = Block(warps=4, chunk_bytes=4 << 10, chunks=5, registers=96)
-    else:
-        small = Block(warps=4, chunk_bytes=4 << 10, chunks=5, registers=128)
     most = multiprocessors
-    return (_LARGE, 1), (small, most), (_LARGE, most), (_WHOLE, most), (_LARGE, 32 * most)
+    if together > 1:
+        small = Block(warps=4, chunk_bytes=4 << 10, chunks=5, registers=128, held=1, most=5)
+        return (_ALONE, 1), (small, most), (_ALONE, 32 * most)
+    if group:  # rows of 1024 16-bit elements for each warp
+        small = Block(warps=4, chunk_bytes=8 << 10, chunks=3, registers=128, held=2, most=4)
+        large = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128, held=3)
+        whole = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=9)
+        return (_ALONE, 1), (small, most), (large, most), (whole, most)
+    if itemsize == 4:
+        small = Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=3)
+        large = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128, held=2)
+    else:
+        small = Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2, most=6)
+        large = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128, held=3)
+    return (_ALONE, 1), (small, most), (large, 32 * most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,8 @@ class _Tiles:
     cols: int
     pieces: int  # rows of a plane
     piece: int  # elements of a row
-    depth: int  # tiles of a block
+    depth: int  # tiles of a block in shared memory
+    held: int  # tiles that move on to registers
 
 
 def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
@@ -94,6 +108,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "rows": rows,
         "share": team.share,
         "pieces": tiles.pieces,
+        "magic": magic(tiles.pieces),
         "piece": tiles.piece // align,
         "run": run // align,
         "team": team.team,
@@ -115,6 +130,9 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "PIXELS": layout.inner if together > 1 else 1,
         "CHUNKS": ceil_div(team.share, tiles.rows),
         "DEPTH": tiles.depth,
+        "HELD": tiles.held,
+        # 0 to 3 points for float32; 16 bits have no registers left: -8 to 1.
+        "AHEAD": together == 1 and max(itemsizes) == 4,
         "ROWS": tiles.rows,
         "COLS": tiles.cols,
         "VECTOR": 16 // max(itemsizes),
@@ -152,7 +170,7 @@ def _cut(
     together: int,
 ) -> _Tiles | None:
     """Tiles for the first block whose team is small enough."""
-    for block, most_blocks in _blocks(group, together, device.multiprocessors):
+    for block, most_blocks in _blocks(group, together, itemsize, device.multiprocessors):
         elements = block.chunk_bytes // itemsize
         if group:
             # Each warp adds up rows of its own, the fewer the better: 32 or 16 elements a lane.
@@ -172,16 +190,20 @@ def _cut(
         shared = 2 * block.chunks * block.chunk_bytes + extra
         per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
         resident = per * device.multiprocessors
-        most = block.chunks * tile_rows
+        most = block.capacity * tile_rows
         if ceil_div(planes * pieces, most) > most_blocks:
             continue
         team = share_out(
             planes * pieces, most, tile_rows, slabs, min(resident, most_blocks * slabs)
         )
-        if team is None:
+        if team is None or planes * pieces * pieces >= 1 << 32:  # see `magic`
             continue
-        depth = min(block.chunks, ceil_div(team.share, tile_rows) * team.rounds)
-        return _Tiles(block, team, tile_rows, cols, pieces, piece, depth)
+        chunks = ceil_div(team.share, tile_rows)
+        depth = min(block.chunks, chunks * team.rounds)
+        # Nothing comes after the only round, and a block alone does not wait.
+        waits = team.rounds > 1 and team.team > 1
+        held = min(block.held, chunks) if waits else max(0, chunks - depth)
+        return _Tiles(block, team, tile_rows, cols, pieces, piece, depth, held)
     return None
 
 

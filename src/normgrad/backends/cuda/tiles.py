@@ -14,8 +14,15 @@ class Block:
 
     warps: int
     chunk_bytes: int  # of a tile of x
-    chunks: int  # tiles that there is room for
+    chunks: int  # tiles that there is room for in shared memory
     registers: int  # of a thread, at most
+    held: int = 0  # tiles more in registers, for a while
+    most: int = 0  # tiles of a block's share, at most; 0: as many as there is room for
+
+    @property
+    def capacity(self) -> int:
+        """Tiles of a block's share, at most."""
+        return self.most or self.chunks + self.held
 
 
 def power_of_two(value: int) -> int:
@@ -26,6 +33,15 @@ def power_of_two(value: int) -> int:
 def ceil_div(value: int, by: int) -> int:
     """Rounded up."""
     return -(-value // by)
+
+
+def magic(divisor: int) -> int:
+    """What `quotient` divides by ``divisor`` with: exact for numbers below 2**32 / divisor.
+
+    32 bits, as a signed number; 0 stands for a divisor of 1.
+    """
+    made = (1 << 32) // divisor + 1 if divisor > 1 else 0
+    return made - (1 << 32) if made >= 1 << 31 else made
 
 
 def alignment(itemsize: int, *steps: int) -> int:

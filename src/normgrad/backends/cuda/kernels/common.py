@@ -181,6 +181,60 @@ def widen(tile, COMPUTE: tl.constexpr = tl.float32):
     return wide
 
 
+@triton.constexpr_function
+def _widening(dtype):
+    """PTX that widens two packed numbers; $3 is 0, but the compiler does not know."""
+    if dtype == tl.bfloat16:  # bytes of the second operand, the 0, below those of the number
+        return "prmt.b32 $0, $2, $3, 0x1044; prmt.b32 $1, $2, $3, 0x3244;"
+    return (
+        "{ .reg .b32 both; .reg .b16 low, high; xor.b32 both, $2, $3; "
+        "mov.b32 {low, high}, both; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }"
+    )
+
+
+@triton.jit
+def widen_again(tile, zero):
+    """Widen a tile of registers a second time, from ``zero``, which is 0 at run time.
+
+    The compiler must not see that the numbers are those of the first time: it would keep them
+    wide, in twice the registers (264 bytes of spills a thread).
+    """
+    if INTERPRETED or tile.dtype == tl.float32:
+        wide = tile.to(tl.float32)
+    else:
+        wide = tl.inline_asm_elementwise(
+            _widening(tile.dtype),
+            "=r,=r,r,r,r",
+            [tile, zero.to(tl.uint32)],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    return wide
+
+
+@triton.jit
+def fresh(number):
+    """The same number, but what is made of it cannot be kept from round to round.
+
+    Offsets of unrolled tiles are all alike in each round; kept, they are spilled.
+    """
+    if INTERPRETED:
+        same = number
+    else:
+        same = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1
+        )
+    return same
+
+
+@triton.jit
+def quotient(number, magic):
+    """``number // divisor`` for the ``magic`` that the plan made of the divisor."""
+    by = tl.umulhi(number.to(tl.uint32), magic.to(tl.uint32, bitcast=True)).to(tl.int32)
+    return tl.where(magic == 0, number, by)
+
+
 @triton.jit
 def coefficients(rs, factor, t1, t2, count):
     """Dx is ``dy * scale + (x - mean) * tilt + shift``: the last two, from the two sums.

@@ -14,44 +14,84 @@ from normgrad.backends.cuda.kernels.common import (
     await_step_before,
     await_words,
     coefficients,
+    fresh,
     load_or,
     load_rstd,
     pack_pair,
     publish,
+    quotient,
     store_as,
     sum_pairs,
     unpack_pair,
     widen,
+    widen_again,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 
 
 @jit
-def _rows(chunk, first, share, rows, local, ROWS: tl.constexpr):
-    """The rows of a chunk in their slab, and whether they are this block's."""
+def _rows(part, chunk, local, ROWS: tl.constexpr):
+    """The rows of a tile in their slab, their planes, and whether they are this block's."""
+    first, share, rows, _, magic, _, _, _ = part
     inside = chunk * ROWS + local
     row = first + inside
-    return row, (inside < share) & (row < rows)
+    return row, quotient(row, magic), (inside < share) & (row < rows)
 
 
 @jit
 def _elements(
-    row, ok, cols, pieces, piece, run, plane_step, ALIGN: tl.constexpr, WIDE: tl.constexpr
+    part, chunk, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Offsets from the slab's first element, and the mask."""
+    """Offsets of a tile's elements from the slab's first, and the mask."""
+    _, _, _, pieces, _, piece, run, plane_step = part
     index: tl.constexpr = tl.int64 if WIDE else tl.int32
-    start = (row % pieces) * piece * ALIGN
-    inside = start[:, None] + cols[None, :]
+    row, plane, ok = _rows(part, chunk, local, ROWS)
+    inside = ((row - plane * pieces) * piece * ALIGN)[:, None] + cols[None, :]
     mask = ok[:, None] & (cols < piece * ALIGN)[None, :] & (inside < run * ALIGN)
-    return ((row // pieces).to(index) * plane_step * ALIGN)[:, None] + inside, mask
+    return (plane.to(index) * plane_step * ALIGN)[:, None] + inside, mask
 
 
 @jit
-def _origin(slab, split, outer_step, inner_step, ALIGN: tl.constexpr):
+def _origin(slab, steps, ALIGN: tl.constexpr):
     """The first element of a slab."""
+    _, split, outer_step, inner_step = steps
     outer = (slab // split).to(tl.int64)
     inner = (slab % split).to(tl.int64)
     return (outer * outer_step + inner * inner_step) * ALIGN
+
+
+@jit
+def _ask(
+    data,
+    slot,
+    slab,
+    steps,
+    part,
+    chunk,
+    local,
+    cols,
+    ROWS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Ask for a tile."""
+    x, dy, tiles_x, tiles_dy = data
+    at, mask = _elements(part, chunk, local, cols, ROWS, ALIGN, WIDE)
+    origin = _origin(slab, steps, ALIGN)
+    mask = mask & (slab < steps[0])
+    async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
+    async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
+    async_copy.commit_group()
+
+
+@jit
+def _statistics(mean, rstd, gamma, slab, slabs, eps, GROUP: tl.constexpr, VARIANCE: tl.constexpr):
+    """What a slab has one of: mean, reciprocal deviation and, if no group norm, gamma."""
+    ok = slab < slabs
+    centre = load_or(mean, slab, ok, 0.0, tl.float32)
+    rs = load_rstd(rstd, slab, ok, eps, VARIANCE, tl.float32)
+    weight = load_or(None if GROUP else gamma, slab, ok, 1.0, tl.float32)
+    return centre, rs, weight
 
 
 @jit
@@ -70,6 +110,7 @@ def plane_slabs(
     rows,  # rows of a slab
     share,  # rows of a block
     pieces,  # rows of a plane
+    magic,  # to divide by them
     piece,  # elements of a row, over ALIGN
     run,  # elements of a plane, over ALIGN
     team,  # blocks that share a slab
@@ -86,7 +127,9 @@ def plane_slabs(
     CHANNEL_TILE: tl.constexpr,  # the same, up to a power of two
     PIXELS: tl.constexpr,  # elements of a channel in a plane, if BLOCK_CHANNELS > 1
     CHUNKS: tl.constexpr,  # tiles of a block's share
-    DEPTH: tl.constexpr,  # tiles that there is room for
+    DEPTH: tl.constexpr,  # tiles that there is room for in shared memory
+    HELD: tl.constexpr,  # tiles that move on to registers; CHUNKS <= DEPTH + HELD
+    AHEAD: tl.constexpr,  # statistics are loaded a round ahead
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     VECTOR: tl.constexpr,  # elements of 16 bytes
@@ -127,51 +170,60 @@ def plane_slabs(
     col_chan = cols // PIXELS
     chan = gl.arange(0, CHANNEL_TILE, gl.SliceLayout(0, hot))
     own = (gl.arange(0, COLS, gl.SliceLayout(1, hot)) // PIXELS)[:, None] == chan[None, :]
+    data = (x, dy, tiles_x, tiles_dy)
+    steps = (slabs, split, outer_step, inner_step)
+    part = (first, share, rows, pieces, magic, piece, run, plane_step)
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
-        row, ok = _rows(ahead % CHUNKS, first, share, rows, local, ROWS)
-        at, mask = _elements(row, ok, cols, pieces, piece, run, plane_step, ALIGN, WIDE)
-        at += _origin(slab, split, outer_step, inner_step, ALIGN)
-        async_copy.async_copy_global_to_shared(tiles_x.index(ahead), x + at, mask & (slab < slabs))
-        async_copy.async_copy_global_to_shared(
-            tiles_dy.index(ahead), dy + at, mask & (slab < slabs)
-        )
-        async_copy.commit_group()
+        _ask(data, ahead, slab, steps, part, ahead % CHUNKS, local, cols, ROWS, ALIGN, WIDE)
     await_step_before(EARLY)  # it cleared the words
+    if AHEAD:
+        next_one = _statistics(mean, rstd, gamma, first_slab, slabs, eps, GROUP, VARIANCE)
     turn = slabs * 0
+    zero = share >> 30
     for slab in tl.range(first_slab, slabs, teams):
-        base = _origin(slab, split, outer_step, inner_step, ALIGN)
+        now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step)
         weights = ()
-        if BLOCK_CHANNELS == 1:
-            centre = load_or(mean, slab, None, 0.0, tl.float32)
-            rs = load_rstd(rstd, slab, None, eps, VARIANCE, tl.float32)
-        else:
+        held_x = ()
+        held_dy = ()
+        if BLOCK_CHANNELS > 1:
             column = slab * BLOCK_CHANNELS + col_chan
             col_ok = col_chan < BLOCK_CHANNELS
             centre = load_or(mean, column, col_ok, 0.0, tl.float32)[None, :]
+        elif AHEAD:
+            centre, rs, factor = next_one
+            next_one = _statistics(mean, rstd, gamma, slab + teams, slabs, eps, GROUP, VARIANCE)
+        else:
+            centre, rs, factor = _statistics(mean, rstd, gamma, slab, slabs, eps, GROUP, VARIANCE)
         if GROUP:
             group_start = (slab % split) * (rows // pieces)
             for chunk in gl.static_range(CHUNKS):
-                row, ok = _rows(chunk, first, share, rows, local, ROWS)
-                weights = weights + (
-                    load_or(gamma, group_start + row // pieces, ok, 1.0, tl.float32),
-                )
+                _, plane, ok = _rows(now, chunk, local, ROWS)
+                weights = weights + (load_or(gamma, group_start + plane, ok, 1.0, tl.float32),)
             s1 = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
             s2 = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
         else:
             s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
             s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
         for chunk in gl.static_range(CHUNKS):
-            async_copy.wait_group(DEPTH - 1 - chunk)
+            async_copy.wait_group(DEPTH - 1 - chunk + min(chunk, HELD))
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
+            tile_dy = tiles_dy.index(slot).load(tile)
+            tile_x = tiles_x.index(slot).load(tile)
+            if chunk < HELD:
+                held_dy = held_dy + (tile_dy,)
+                held_x = held_x + (tile_x,)
+                later = slab + (chunk + DEPTH) // CHUNKS * teams
+                number = (chunk + DEPTH) % CHUNKS
+                _ask(data, slot, later, steps, now, number, local, cols, ROWS, ALIGN, WIDE)
             if PHASE != 2:
                 # Masked elements of dy are 0, so their x does not matter.
-                wide = widen(tiles_dy.index(slot).load(tile))
-                product = wide * (widen(tiles_x.index(slot).load(tile)) - centre)
+                wide = widen(tile_dy)
+                product = wide * (widen(tile_x) - centre)
                 if GROUP:
                     r1, r2 = sum_pairs(wide, product, 1)
                     if partials is not None:
-                        row, ok = _rows(chunk, first, share, rows, local, ROWS)
+                        row, _, ok = _rows(now, chunk, local, ROWS)
                         to = rows.to(tl.int64) * slab + row
                         gl.store(partials + to, r1, mask=ok)
                         gl.store(partials + slabs.to(tl.int64) * rows + to, r2, mask=ok)
@@ -232,13 +284,10 @@ def plane_slabs(
                 t1 = gl.convert_layout(t1, gl.SliceLayout(0, hot))
                 t2 = gl.convert_layout(t2, gl.SliceLayout(0, hot))
             if BLOCK_CHANNELS == 1:
-                if not GROUP:
-                    if member == 0:
-                        store_as(dbeta, slab, t1, None)
-                        store_as(dgamma, slab, t2 * rs, None)
-                    factor = load_or(gamma, slab, None, 1.0, tl.float32) * rs
-                else:
-                    factor = rs
+                if not GROUP and member == 0:
+                    store_as(dbeta, slab, t1, None)
+                    store_as(dgamma, slab, t2 * rs, None)
+                factor *= rs
             else:
                 if member == 0:
                     channel = slab * BLOCK_CHANNELS + chan
@@ -254,23 +303,24 @@ def plane_slabs(
                 rs = load_rstd(rstd, column, col_ok, eps, VARIANCE, tl.float32)[None, :]
                 factor = load_or(gamma, column, col_ok, 1.0, tl.float32)[None, :] * rs
             tilt, shift = coefficients(rs, factor, t1, t2, count)
+        now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step)
+        base = _origin(slab, steps, ALIGN)
         for chunk in gl.static_range(CHUNKS):
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             if PHASE != 1:
-                row, ok = _rows(chunk, first, share, rows, local, ROWS)
-                at, mask = _elements(row, ok, cols, pieces, piece, run, plane_step, ALIGN, WIDE)
+                at, mask = _elements(now, chunk, local, cols, ROWS, ALIGN, WIDE)
                 scale = weights[chunk][:, None] * factor if GROUP else factor
-                wide = widen(tiles_dy.index(slot).load(tile))
-                centred = widen(tiles_x.index(slot).load(tile)) - centre
+                if chunk < HELD:
+                    wide = widen_again(held_dy[chunk], zero)
+                    centred = widen_again(held_x[chunk], zero) - centre
+                else:
+                    wide = widen(tiles_dy.index(slot).load(tile))
+                    centred = widen(tiles_x.index(slot).load(tile)) - centre
                 result = wide * scale + (centred * tilt + shift)
                 gl.store(dx + base + at, result.to(dx.dtype.element_ty), mask=mask)
-            later = slab + (chunk + DEPTH) // CHUNKS * teams
-            row, ok = _rows((chunk + DEPTH) % CHUNKS, first, share, rows, local, ROWS)
-            at, mask = _elements(row, ok, cols, pieces, piece, run, plane_step, ALIGN, WIDE)
-            at += _origin(later, split, outer_step, inner_step, ALIGN)
-            mask &= later < slabs
-            async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + at, mask)
-            async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + at, mask)
-            async_copy.commit_group()
+            if chunk >= HELD:
+                later = slab + (chunk + DEPTH) // CHUNKS * teams
+                number = (chunk + DEPTH) % CHUNKS
+                _ask(data, slot, later, steps, now, number, local, cols, ROWS, ALIGN, WIDE)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)
