@@ -141,14 +141,15 @@ class Builder:
     ) -> None:
         """A launch whose blocks wait for each other's words, if they have any.
 
-        These are cleared directly before it, where the launch may overtake nothing else.
+        These are cleared directly before it, where the launch may overtake nothing else. It copies
+        asynchronously, unless the options say that it is not ``aligned``.
         """
         target = arguments["words"]
         waits = isinstance(target, Ref)
         early = waits and starts_early
         if isinstance(target, Ref):
             self._clear(target, words, early=early)
-        options |= {"cooperative": waits, "early": early, "aligned": True}
+        options = {"aligned": True} | options | {"cooperative": waits, "early": early}
         self.launch(kernel, grid, arguments, constants | {"EARLY": early}, **options)
 
     def _clear(self, words: Ref, count: int, *, early: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.tiles import THREADS, alignment, ceil_div
+from normgrad.backends.cuda.tiles import THREADS, alignment, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
@@ -16,6 +16,7 @@ Data = dict[str, tuple[Ref, int] | None]  # memory and the step between rows, by
 LAG = 4
 _LEAST_LAG = 3
 _SPARE = 1536  # bytes of shared memory: 1024 for the driver, the rest for sums across warps
+_LEAST_JOINED = 8  # columns that a block joins: 32 bytes of each program's sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,8 @@ def _depth(ring: Ring, device: Device, itemsizes: list[int]) -> int:
     return min((device.shared_bytes // ring.per - _SPARE) // step, 12)
 
 
-def team_rows(
-    builder: Builder, geometry: Geometry, device: Device, data: Data, ring: Ring
-) -> tuple[Ref | None, int]:
-    """Launch it; the partial sums of the parameters, and how many there are."""
+def team_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, ring: Ring) -> int:
+    """Launch it; the number of teams."""
     rows, cols = geometry.outer, geometry.channels
     spec = builder.spec
     wants = spec.dgamma is not None or spec.dbeta is not None
@@ -89,7 +88,7 @@ def team_rows(
     team = ceil_div(cols, part)
     width = ceil_div(ceil_div(cols, team), vector) * vector
     teams = min(rows, ring.per * device.multiprocessors // team)
-    words = builder.scratch(rows * team, "uint64")
+    words = builder.scratch(rows * team + 1, "uint64")
     partials = builder.scratch(2 * teams * cols, "float32") if wants else None
     arguments: dict[str, Argument] = {
         "dy": dy[0],
@@ -100,6 +99,8 @@ def team_rows(
         "gamma": builder.vector("gamma"),
         "partials": partials,
         "words": words,
+        "dgamma": builder.result("dgamma"),
+        "dbeta": builder.result("dbeta"),
         "rows": rows,
         "cols": cols // align,
         "width": width // align,
@@ -118,7 +119,7 @@ def team_rows(
         "WARPS": ring.warps,
         "EVEN": cols == team * part,
         "ALIGN": align,
-        "NEXT": wants and device.starts_early,
+        **join_tiles(cols, team * teams, teams, ring.warps),
         "PHASE": 0,
     }
     builder.launch_teams(
@@ -126,12 +127,19 @@ def team_rows(
         (team * teams,),
         arguments,
         constants,
-        words=rows * team,
+        words=rows * team + 1,
         starts_early=device.starts_early,
         warps=ring.warps,
         registers=ring.registers,
     )
-    return partials, teams
+    return teams
+
+
+def join_tiles(cols: int, blocks: int, programs: int, warps: int) -> dict[str, int]:
+    """How blocks join the sums of programs: few columns for each, 16 bytes a thread at a time."""
+    joined = max(_LEAST_JOINED, power_of_two(ceil_div(cols, blocks)))
+    down = max(1, 4 * warps * THREADS // joined)
+    return {"PROGRAMS": down, "TIMES": ceil_div(programs, down), "JOINED": joined}
 
 
 def _statistic(builder: Builder, role: str) -> Ref | None:
