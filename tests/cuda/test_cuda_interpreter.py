@@ -120,7 +120,12 @@ from normgrad.backends.cuda.tiles import Block
 
 # Blocks so small that small data have many tiles, parts, pieces and rounds.
 resident_columns._LEAST_BYTES = 16
-resident_columns._BLOCKS = (Block(1, 512, 6, 128), Block(2, 1024, 9, 128))
+resident_columns._blocks = lambda data: (
+    Block(1, 512, 6, 128, held=1),
+    Block(1, 512, 5, 128, held=2),
+    Block(2, 1024, 9, 128, held=3),
+    Block(2, 512, 9, 128, held=3, most=12),
+)
 backend.INTERPRETER = device.Device("tiny", 90, 2, 65536, 26 << 10)
 rng = np.random.default_rng(5)
 every, run = resident_columns.cuts, interpret.interpret
@@ -161,8 +166,9 @@ def compare(shape, groups, wanted):
     forget()
     results("cuda")
     assert len(seen) >= len(wanted)
-    for kind in wanted:
-        cut = next(one for one in reversed(seen) if kind(one))
+    for number, kind in enumerate(wanted):
+        cut = next((one for one in reversed(seen) if kind(one)), None)
+        assert cut, (shape, number)
         resident_columns.cuts = lambda *data: [cut]
         forget()
         for one, other in zip(results("cuda"), want):
@@ -178,17 +184,24 @@ def forget():
             getattr(value, "cache_clear", int)()
 
 
-streams = lambda cut: cut.fixed > 0 and cut.parts > 1 and not cut.own
-totals = lambda cut: cut.own > 1 and cut.parts > 1
-whole = lambda cut: cut.fixed == 0 and cut.parts > 1
+streams = lambda cut: cut.fixed > 0 and cut.held > 0 and cut.parts > 1
+whole = lambda cut: not cut.streams and cut.parts > 1
 pieces = lambda cut: cut.spans > 1
-compare((57, 72), None, (streams, whole))
+# Tiles in registers, the others unrolled or in a loop; more tiles than shared memory has room for.
+held = lambda cut: whole(cut) and cut.held > 0 and cut.rounds > 1
+few = lambda cut: held(cut) and cut.tiles - cut.held <= 5
+many = lambda cut: held(cut) and cut.tiles - cut.held > 5
+full = lambda cut: held(cut) and cut.tiles > cut.depth
+compare((57, 72), None, (streams, few))
+compare((350, 40), None, (many,))
 compare((3, 20, 7, 11), None, (whole,))
 compare((2, 40, 5, 9), 4, (streams, pieces))
-compare((2, 24, 40), 2, (whole, pieces))
+compare((2, 24, 40), 2, (lambda cut: whole(cut) and not cut.held, pieces))
+compare((3, 24, 70), 2, (few, full))
 compare((5, 16, 9), 8, (lambda cut: cut.team == 1,))
-resident_columns._TWO_STEPS = 0
-compare((57, 72), None, (totals,))
+resident_columns._MANY_WORDS = 0
+totals = [lambda cut, kind=kind: cut.own > 1 and kind(cut) for kind in (streams, few)]
+compare((57, 72), None, totals)
 print("done")
 """
 

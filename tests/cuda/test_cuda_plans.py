@@ -197,25 +197,23 @@ def test_slabs_of_columns_are_covered(known):
             assert given["bins"] * group == width, name
             tiles = -(-given["share"] // sizes["ROWS"])
             if "FIXED" in sizes:
-                assert sizes["FIXED"] + given["stream"] == tiles, name
-                assert sizes["FIXED"] >= sizes["DEPTH"], name
+                assert sizes["FIXED"] + sizes["HELD"] + given["stream"] == tiles, name
+                assert sizes["FIXED"] + sizes["HELD"] >= sizes["DEPTH"], name
                 assert given["stream"] >= sizes["DEPTH"], name
             else:
                 assert sizes["CHUNKS"] == tiles, name
-                assert sizes["DEPTH"] >= tiles, name
+                assert sizes["HELD"] <= tiles <= sizes["DEPTH"] + sizes["HELD"], name
             # Groups that a block's columns lie in, and blocks that a group's columns lie in.
             for start in range(0, width, cols):
                 last = min(start + cols, width) - 1
                 assert last // group - start // group < sizes["BINS"], name
             for start in range(0, width, group):
                 assert (start + group - 1) // cols - start // cols < sizes["SPANS"], name
-            each, rest = divmod(
-                sizes["STEP"] * (sizes.get("OWN") or sizes["BINS"]), 32 * step.warps
-            )
+            own = sizes["OWN"]
+            each, rest = divmod(sizes["STEP"] * (own or sizes["BINS"]), 32 * step.warps)
             assert 1 <= each <= 16, name
             assert rest == 0, name
             if step.cooperative:
-                own = sizes.get("OWN", 0)
                 assert own == 0 or own * given["parts"] >= cols == given["bins"], name
                 parts = given["parts"] + (own > 0)
                 words = given["slabs"] * parts * sizes["SPANS"] * given["bins"]

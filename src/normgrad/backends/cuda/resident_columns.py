@@ -1,5 +1,6 @@
 """Plans for channels-last data: slabs stay on chip, or as much of them as there is room for."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,23 +20,22 @@ from normgrad.backends.cuda.tiles import (
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
-# Four, two and one of a multiprocessor of an H200.
-_BLOCKS = (
-    Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128),
-    Block(warps=8, chunk_bytes=8 << 10, chunks=6, registers=128),
-    Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255),
-)
 _ONE_HOT = 32  # elements of a thread where the sums of columns become those of groups
 _LEAST_BYTES = 128  # of a row of a tile, unless there are fewer channels
 _MOST_BYTES = 512
-# Microseconds on an H200, fitted to 189 measured cuts of 15 shapes (6 % off on the average).
-_START = 10.8  # the launches, the first tiles, the last
-_EXCHANGE = 2.2  # of one block of a multiprocessor; others have something to do meanwhile
-_TWO_STEPS = 3.2  # where totals go round, whatever the block
-_WORD = 0.55e-3  # for each word that a block reads
-_ACROSS = 2.44e-3  # for each column and warp of a multiprocessor: sums across warps
-_SPEED = 33.4e3  # bytes of a multiprocessor in a microsecond
-_NARROW = 1.04  # rows of 128 bytes take so much longer
+_MANY_WORDS = 1800  # for a block, over the blocks of a multiprocessor: they take two steps
+# Microseconds on an H200, fitted to 511 measured cuts of 20 shapes and types (5 % off on the
+# average; the least guess is 0 to 2.5 points behind the best of them).
+_START = 10.5  # the launches, the first tiles, the last
+_EXCHANGE = 2.8  # of one block of a multiprocessor; others have something to do meanwhile
+_WORD = 0.3e-3  # for each word that a block reads
+_TWO_STEPS = 4.65  # instead of both, whatever the block
+_PARTNERS = 0.24  # each time that a team is twice as large: the last block is later
+_ACROSS = 1.3e-3  # for each column and warp of a multiprocessor: sums across warps
+_TILE = 0.049  # for each tile of a multiprocessor: barriers
+_LEAST = 0.62  # what is left of all this however many tiles arrive meanwhile
+_SPEED = 36.0e3  # bytes of a multiprocessor in a microsecond
+_TWO_PASSES_SPEED = 33.4e3
 _TWO_PASSES = 22.0  # what two passes take beside their traffic: 14 to 37
 # Bytes of x from which on little of it stays on chip: float32 batch norm of 411 MB reads 61.0 %
 # this way and 59.3 in two passes, of 822 MB 60.7 and 61.8.
@@ -77,29 +77,39 @@ class Cut:
         return self.parts * self.pieces
 
     @property
+    def streams(self) -> bool:
+        """Whether some of the tiles are read twice."""
+        return self.tiles > self.block.capacity
+
+    @property
     def depth(self) -> int:
-        """Tiles of the ring."""
-        room, tiles = self.block.chunks, self.tiles
-        if tiles > room:
-            return max(3, room // 3)
-        whole = room // tiles * tiles  # a multiple needs no division for each tile
-        return min(whole if whole > tiles else room, tiles * self.rounds)
+        """Tiles in shared memory that make room for others."""
+        room = self.block.chunks
+        return max(3, room // 3) if self.streams else min(room, self.tiles * self.rounds)
 
     @property
     def fixed(self) -> int:
-        """Tiles that stay where not all do."""
-        return self.block.chunks - self.depth if self.tiles > self.block.chunks else 0
+        """Tiles that stay in shared memory where not all do."""
+        return self.block.chunks - self.depth if self.streams else 0
 
     @property
-    def one_step(self) -> float:
-        """Microseconds in which sums go round if everybody reads them all."""
-        return _EXCHANGE / self.per + _WORD * self.parts * self.spans * self.bins
+    def held(self) -> int:
+        """Tiles that move on to registers; nothing comes during the wait of the only round."""
+        waits = self.rounds > 1 and self.team > 1
+        if self.streams or waits:
+            return min(self.block.held, self.tiles)
+        return max(0, self.tiles - self.block.chunks)
+
+    @property
+    def words(self) -> int:
+        """Words that a block reads if everybody reads all of its own bins."""
+        return self.parts * self.spans * self.bins
 
     @property
     def own(self) -> int:
         """Columns that a block adds up for its team; 0 where it adds up all of its own bins."""
-        # Measured in streams of batch norm alone: 2 to 11 points more.
-        if not self.fixed or self.bins < self.cols or self.one_step < _TWO_STEPS:
+        # Measured in batch norm alone: 2 to 11 points more.
+        if self.bins < self.cols or self.words < _MANY_WORDS * self.per:
             return 0
         return power_of_two(ceil_div(self.cols, self.parts))
 
@@ -108,28 +118,45 @@ class Cut:
         """Words of a bin that are polled together."""
         threads = self.block.warps * THREADS
         bins = self.own or self.bins
-        most = power_of_two(self.block.registers // 16) * threads  # more are spilled
+        # What held tiles leave; more words are spilled.
+        registers = self.block.registers - self.held * self.block.chunk_bytes // (2 * threads)
+        most = power_of_two(registers // 16 + 1) // 2 * threads
         words = min(power_of_two(self.parts * self.spans), most // bins)
         return max(1, threads // bins, words)
 
-    def guess(self, data: Slabs, multiprocessors: int) -> float:
+    def guess(self, itemsize: int, multiprocessors: int) -> float:
         """How long it takes, in microseconds."""
-        trips = 1.5 * self.tiles  # of x and dy
-        if self.fixed:
-            trips += self.tiles - self.fixed - self.depth + 1
-        total = self.team * self.teams * trips * 2 * self.rows * self.cols * data.itemsize
-        memory = total / multiprocessors / _SPEED
-        if self.width < data.channels and self.width * data.itemsize <= _LEAST_BYTES:
-            memory *= _NARROW
-        wait = _ACROSS * self.per * self.block.warps * self.cols
+        tile = 2 * self.rows * self.cols * itemsize
+        trips, spare = 1.5 * self.tiles, self.block.chunks + self.held - self.tiles
+        if self.streams:
+            trips, spare = trips + 1 - spare, 1
+        memory = self.team * self.teams * trips * tile / multiprocessors / _SPEED
+        wait = self.per * (_ACROSS * self.block.warps * self.cols + _TILE * self.tiles)
         if self.team > 1:
-            wait += _TWO_STEPS if self.own else self.one_step
-        return _START + self.rounds * (memory + wait)
+            wait += _TWO_STEPS if self.own else _EXCHANGE / self.per + _WORD * self.words
+            wait += _PARTNERS * math.log2(self.team)
+        arrive = min(spare, self.held) * self.per * tile / _SPEED if self.rounds > 1 else 0
+        return _START + self.rounds * (memory + max(_LEAST * wait, wait - arrive))
+
+
+def _blocks(data: Slabs) -> tuple[Block, ...]:
+    """Four, two, one and one of a multiprocessor of an H200.
+
+    The last has tiles of one vector a thread, whose sums take few registers: slabs of 51 MB fit. It
+    does not stream (5 to 7 points behind). One tile more, and registers are spilled.
+    """
+    held = 22 if data.itemsize == 4 and data.group == 1 else 21
+    return (
+        Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2),
+        Block(warps=8, chunk_bytes=8 << 10, chunks=6, registers=128, held=2),
+        Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=8),
+        Block(warps=8, chunk_bytes=4 << 10, chunks=27, registers=255, held=held, most=48),
+    )
 
 
 def cuts(data: Slabs, device: Device) -> Iterator[Cut]:
     """All that can be done."""
-    for block in _BLOCKS:
+    for block in _blocks(data):
         for width, cols in _widths(data, block):
             yield from _teams(data, device, block, width, cols)
 
@@ -176,11 +203,9 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
         made = Cut(
             block, per, width, cols, rows, parts, pieces, teams, rounds, share, bins, spans
         )  # fmt: skip
-        # Tiles that stay would be read before they come; a multiprocessor would have nothing to do
-        # during the wait (7 to 33 points less).
-        late = 0 < made.fixed < made.depth
-        idle = per == 1 and not made.fixed and made.team > 1 and rounds > 1
-        if not late and not idle:
+        # Tiles that stay would be read before they come.
+        late = made.streams and made.fixed + made.held < made.depth
+        if not late and not (made.streams and block.most):
             yield made
 
 
@@ -209,13 +234,13 @@ def choose(data: Slabs, device: Device) -> Cut | None:
     """The cut that takes least; None where two passes take less."""
 
     def guess(cut: Cut) -> float:
-        return round(cut.guess(data, device.multiprocessors), 1)
+        return round(cut.guess(data.itemsize, device.multiprocessors), 1)
 
     size = data.images * data.rows * data.channels * data.itemsize
     if size >= _TOO_LARGE:
         return None
     best = min(cuts(data, device), key=lambda cut: (guess(cut), cut.team), default=None)
-    two_passes = 5 * size / (_SPEED * device.multiprocessors) + _TWO_PASSES
+    two_passes = 5 * size / (_TWO_PASSES_SPEED * device.multiprocessors) + _TWO_PASSES
     return best if best is not None and guess(best) <= two_passes else None
 
 
@@ -244,7 +269,7 @@ def add_columns(
     split = ceil_div(data.channels, cut.width)
     slabs = data.images * split
     bins = cut.width // data.group
-    solo = cut.team == 1 and not cut.fixed
+    solo = cut.team == 1 and not cut.streams
     count = slabs * (cut.parts + (cut.own > 0)) * cut.spans * bins
     words = None if solo else builder.scratch(count, "uint64")
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
@@ -276,20 +301,22 @@ def add_columns(
         "GROUP_SIZE": data.group,
         "VARIANCE": spec.rstd_is == "variance",
         "DEPTH": cut.depth,
+        "HELD": cut.held,
         "ROWS": cut.rows,
         "COLS": cut.cols,
         "BINS": cut.bins,
         "SPANS": cut.spans,
         "STEP": cut.step,
+        "OWN": cut.own,
         "VECTOR": 16 // data.itemsize,
         "WARPS": cut.block.warps,
         "ALIGN": data.align,
         "PHASE": 0,
     }
-    if cut.fixed:
+    if cut.streams:
         kernel = "column_streams.column_streams"
-        arguments["stream"] = cut.tiles - cut.fixed
-        constants |= {"FIXED": cut.fixed, "OWN": cut.own}
+        arguments["stream"] = cut.tiles - cut.fixed - cut.held
+        constants["FIXED"] = cut.fixed
     else:
         kernel = "columns.column_slabs"
         constants |= {"CHUNKS": cut.tiles, "SOLO": solo}

@@ -1,50 +1,39 @@
 """Channels-last batch and group norm of slabs that do not fit on chip as a whole.
 
-As in `columns`, but a block has more tiles than room. FIXED tiles stay; the others share a ring of
-DEPTH, in which the last ones are still there when all have been added up. Then the sums go round,
-and dx is written: of the tiles in the ring, of the others backwards (the latest may come from the
-L2 cache), of those that stayed. A tile that is done makes room for the next one wanted, of this
-slab or the next.
-
-Teams are large here. Where everybody would read too many words, sums go round in two steps: each
-block adds up all parts of OWN columns and publishes the totals, and everybody reads those.
+As in `columns`, but a block has more tiles than room. HELD tiles stay in registers, FIXED in shared
+memory; the others share a ring of DEPTH, in which the last ones are still there when all have been
+added up. Then the sums go round, and dx is written: of the tiles in the ring, of the others
+backwards (the latest may come from the L2 cache), of those that stayed. A tile that is done makes
+room for the next one wanted, of this slab or the next. Held tiles come through the ring too: first.
 """
 
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.columns import (
+    add_tile,
     copy_tile,
     exchange,
     place,
-    tile_at,
+    take_tile,
+    write_tile,
 )
 from normgrad.backends.cuda.kernels.common import (
     await_step_before,
+    fresh,
     load_or,
     sum_pairs,
     widen,
+    widen_again,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 
 
 @jit
-def _turned(load, stream, loads, fixed):
-    """The tile of a ring's load: forwards to be added up, then backwards to be read again."""
-    return fixed + gl.where(load < stream, load, loads - 1 - load)
-
-
-@jit
-def _write(
-    dx, values, factors, slab, number, part, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr
-):
-    """Dx of one tile."""
-    wide, narrow = values
-    scale, centre, tilt, shift = factors
-    result = wide * scale + ((widen(narrow) - centre) * tilt + shift)
-    origin, at, mask = tile_at(slab, number, part, local, cols, ROWS, ALIGN)
-    gl.store(
-        dx + origin + at, result.to(dx.dtype.element_ty), mask=mask, eviction_policy="evict_first"
-    )
+def _turned(load, ring, HELD: tl.constexpr, FIXED: tl.constexpr):
+    """The tile of a ring's load: held ones, others to be added up, these backwards once more."""
+    stream, loads = ring
+    back = gl.where(load < HELD + stream, load, loads + HELD - 1 - load)
+    return gl.where(load < HELD, load, FIXED + back)
 
 
 @jit
@@ -62,7 +51,7 @@ def column_streams(
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
-    stream,  # tiles of a block that go through the ring
+    stream,  # tiles of a block that go through the ring and do not stay
     parts,  # blocks one below the other
     pieces,  # blocks side by side
     width,  # columns of a slab, over ALIGN
@@ -79,8 +68,9 @@ def column_streams(
     GROUP: tl.constexpr,
     GROUP_SIZE: tl.constexpr,  # columns of a bin
     VARIANCE: tl.constexpr,
-    FIXED: tl.constexpr,  # tiles that stay: at least DEPTH
+    FIXED: tl.constexpr,  # tiles that stay in shared memory: FIXED + HELD is at least DEPTH
     DEPTH: tl.constexpr,  # tiles of the ring
+    HELD: tl.constexpr,  # tiles that stay in registers
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BINS: tl.constexpr,  # of a block, up to a power of two
@@ -115,17 +105,21 @@ def column_streams(
     sizes = (parts, bins, images, channels * ALIGN)
     vectors = (rstd, gamma, dgamma, dbeta, partials)
     kept = DEPTH - 1  # of the ring, when all have been added up
-    loads = 2 * stream - kept  # of the ring, for a slab
+    loads = HELD + 2 * stream - kept  # of the ring, for a slab
+    ring = (stream, loads)
     zero = slabs * 0
+    unknown = share >> 30  # 0
     for ahead in tl.range(0, DEPTH):
         slab = first_slab + (zero + ahead) // loads * teams
-        number = _turned((zero + ahead) % loads, stream, loads, FIXED)
+        number = _turned((zero + ahead) % loads, ring, HELD, FIXED)
         copy_tile(data, ahead, slab, number, part, local, cols, ROWS, ALIGN)
     for ahead in tl.range(0, FIXED):
-        copy_tile(data, DEPTH + ahead, first_slab, zero + ahead, part, local, cols, ROWS, ALIGN)
+        number = zero + HELD + ahead
+        copy_tile(data, DEPTH + ahead, first_slab, number, part, local, cols, ROWS, ALIGN)
     await_step_before(EARLY)  # it cleared the words
     turn = zero
     for slab in tl.range(first_slab, slabs, teams):
+        now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
         columns = place(slab, part, ALIGN)[1]
         image = slab // split
         left = (slab % split) * width * ALIGN + start
@@ -136,52 +130,60 @@ def column_streams(
         mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
         s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
         s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        held = ()
+        for visit in gl.static_range(HELD):
+            async_copy.wait_group(DEPTH - 1)
+            slot = (turn + visit) % DEPTH
+            values = take_tile(data, slot, tile)
+            held = held + (values,)
+            number = _turned(zero + visit + DEPTH, ring, HELD, FIXED)
+            copy_tile(data, slot, slab, number, now, local, cols, ROWS, ALIGN)
+            s1, s2 = add_tile(s1, s2, values, centre)
         for visit in tl.range(0, gl.maximum(stream, FIXED)):
             async_copy.wait_group(DEPTH - 1)
-            # Masked elements of dy are 0, so their x does not matter.
             if visit < stream:
-                slot = (turn + visit) % DEPTH
-                wide = widen(tiles_dy.index(slot).load(tile))
-                narrow = tiles_x.index(slot).load(tile)
+                slot = (turn + HELD + visit) % DEPTH
+                values = take_tile(data, slot, tile)
                 if visit < stream - kept:
-                    number = _turned(zero + visit + DEPTH, stream, loads, FIXED)
-                    copy_tile(data, slot, slab, number, part, local, cols, ROWS, ALIGN)
+                    number = _turned(zero + HELD + visit + DEPTH, ring, HELD, FIXED)
+                    copy_tile(data, slot, slab, number, now, local, cols, ROWS, ALIGN)
                 else:
                     async_copy.commit_group()
-                s1 += wide
-                s2 += wide * (widen(narrow) - centre)
+                s1, s2 = add_tile(s1, s2, values, centre)
             if visit < FIXED:
-                slot = zero + DEPTH + visit
-                wide = widen(tiles_dy.index(slot).load(tile))
-                narrow = tiles_x.index(slot).load(tile)
-                s1 += wide
-                s2 += wide * (widen(narrow) - centre)
+                values = take_tile(data, zero + DEPTH + visit, tile)
+                s1, s2 = add_tile(s1, s2, values, centre)
         sums = sum_pairs(s1, s2, 0)
         scale, tilt, shift = exchange(
             sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps,
             by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, WARPS, False, PHASE,
         )  # fmt: skip
         factors = (scale, centre, tilt, shift)
+        now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
         for visit in tl.range(0, stream):
             async_copy.wait_group(DEPTH - 1)
-            load = stream - kept + visit
+            load = HELD + stream - kept + visit
             slot = (turn + load) % DEPTH
-            wide = widen(tiles_dy.index(slot).load(tile))
-            narrow = tiles_x.index(slot).load(tile)
+            tile_dy, tile_x = take_tile(data, slot, tile)
             later = load + DEPTH
             after = slab + later // loads * teams
-            number = _turned(later % loads, stream, loads, FIXED)
-            copy_tile(data, slot, after, number, part, local, cols, ROWS, ALIGN)
+            number = _turned(later % loads, ring, HELD, FIXED)
+            copy_tile(data, slot, after, number, now, local, cols, ROWS, ALIGN)
             if PHASE % 2 == 0:
-                number = _turned(load, stream, loads, FIXED)
-                _write(dx, (wide, narrow), factors, slab, number, part, local, cols, ROWS, ALIGN)
+                wide = (widen(tile_dy), widen(tile_x))
+                number = _turned(load, ring, HELD, FIXED)
+                write_tile(dx, wide, factors, slab, number, now, local, cols, ROWS, ALIGN)
         for visit in tl.range(0, FIXED):
             slot = zero + DEPTH + visit
-            wide = widen(tiles_dy.index(slot).load(tile))
-            narrow = tiles_x.index(slot).load(tile)
-            number = zero + visit
-            copy_tile(data, slot, slab + teams, number, part, local, cols, ROWS, ALIGN)
+            tile_dy, tile_x = take_tile(data, slot, tile)
+            number = zero + HELD + visit
+            copy_tile(data, slot, slab + teams, number, now, local, cols, ROWS, ALIGN)
             if PHASE % 2 == 0:
-                _write(dx, (wide, narrow), factors, slab, number, part, local, cols, ROWS, ALIGN)
+                wide = (widen(tile_dy), widen(tile_x))
+                write_tile(dx, wide, factors, slab, number, now, local, cols, ROWS, ALIGN)
+        for visit in gl.static_range(HELD):
+            if PHASE % 2 == 0:
+                wide = (widen_again(held[visit][0], unknown), widen_again(held[visit][1], unknown))
+                write_tile(dx, wide, factors, slab, visit, now, local, cols, ROWS, ALIGN)
         turn = (turn + loads) % DEPTH
     async_copy.wait_group(0)

@@ -1,15 +1,18 @@
 """Channels-last batch and group norm with every slab read once.
 
 A slab is what shares statistics and is worked on together: a block of columns of all rows (batch
-norm) or of one image (group norm). A team of blocks holds it in shared memory: each block a run of
-rows and COLS of the columns, cut into CHUNKS tiles. A block adds up its tiles as they arrive,
-publishes the sums, waits for its partners', and writes dx tile by tile. Each tile that is done
-makes room for one of the next slab, whose copy starts at once. Three trips to memory instead of
-five.
+norm) or of one image (group norm). A team of blocks holds it on chip: each block a run of rows and
+COLS of the columns, cut into CHUNKS tiles. A block adds up its tiles as they arrive, publishes the
+sums, waits for its partners', and writes dx tile by tile. Each tile that is done makes room for
+the tile DEPTH further on, whose copy starts at once. Three trips to memory instead of five.
+
+The first HELD tiles move on to registers when they are added up. What takes their place in shared
+memory arrives during the wait, or is the rest of a slab that shared memory alone has no room for.
 
 Sums go round in one step. Each block publishes a word for each of its bins: a column, or a group
 of columns with gamma inside. Everybody adds up the words of its own bins, part by part in order.
-(With OWN there are two steps, see `column_streams`.)
+Where everybody would read too many words, there are two steps: each block adds up all parts of OWN
+columns and publishes the totals, and everybody reads those.
 """
 
 import triton.language as tl
@@ -18,6 +21,7 @@ from normgrad.backends.cuda.kernels.common import (
     await_step_before,
     await_words,
     coefficients,
+    fresh,
     load_or,
     load_rstd,
     pack_pair,
@@ -26,6 +30,7 @@ from normgrad.backends.cuda.kernels.common import (
     sum_pairs,
     unpack_pair,
     widen,
+    widen_again,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 
@@ -63,15 +68,29 @@ def copy_tile(data, slot, slab, number, part, local, cols, ROWS: tl.constexpr, A
 
 
 @jit
-def slot_of(turn, chunk: tl.constexpr, CHUNKS: tl.constexpr, DEPTH: tl.constexpr):
-    """Where a tile is; `turn` is the place of the slab's first."""
-    if DEPTH == CHUNKS:
-        slot = chunk
-    elif DEPTH % CHUNKS == 0:
-        slot = turn + chunk
-    else:
-        slot = (turn + chunk) % DEPTH
-    return slot
+def take_tile(data, slot, tile: tl.constexpr):
+    """A tile of shared memory, in registers: dy, x."""
+    _, _, tiles_x, tiles_dy = data
+    return tiles_dy.index(slot).load(tile), tiles_x.index(slot).load(tile)
+
+
+@jit
+def add_tile(s1, s2, values, centre):
+    """The two sums with one tile more."""
+    # Masked elements of dy are 0, so their x does not matter.
+    wide = widen(values[0])
+    return s1 + wide, s2 + wide * (widen(values[1]) - centre)
+
+
+@jit
+def write_tile(
+    dx, values, factors, slab, number, part, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr
+):
+    """Dx of one tile."""
+    scale, centre, tilt, shift = factors
+    result = values[0] * scale + ((values[1] - centre) * tilt + shift)
+    origin, at, mask = tile_at(slab, number, part, local, cols, ROWS, ALIGN)
+    gl.store(dx + origin + at, result.to(dx.dtype.element_ty), mask=mask)
 
 
 @jit
@@ -255,7 +274,7 @@ def column_slabs(
     dgamma,
     dbeta,
     partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
-    words,  # [slabs, parts, SPANS, bins]
+    words,  # [slabs, parts, SPANS, bins]; one part more with OWN: the totals
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -275,19 +294,21 @@ def column_slabs(
     GROUP: tl.constexpr,
     GROUP_SIZE: tl.constexpr,  # columns of a bin
     VARIANCE: tl.constexpr,
-    CHUNKS: tl.constexpr,  # tiles of a block's share
-    DEPTH: tl.constexpr,  # tiles that there is room for
+    CHUNKS: tl.constexpr,  # tiles of a block's share: at most DEPTH + HELD
+    DEPTH: tl.constexpr,  # tiles that there is room for in shared memory
+    HELD: tl.constexpr,  # tiles that move on to registers
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BINS: tl.constexpr,  # of a block, up to a power of two
     SPANS: tl.constexpr,  # pieces that the columns of a bin can lie in
     STEP: tl.constexpr,  # words of a bin to wait for together
+    OWN: tl.constexpr,  # columns that a block adds up for its team; 0: it has all its own bins
     VECTOR: tl.constexpr,  # elements of 16 bytes
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,  # a team of one
     ALIGN: tl.constexpr,
     EARLY: tl.constexpr,  # the words are cleared meanwhile
-    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only, 3: all of SOLO
+    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, 3: totals or all of SOLO, 2: gradient
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
     LANES: tl.constexpr = min(32, COLS // VECTOR)
@@ -311,12 +332,15 @@ def column_slabs(
     data = (x, dy, tiles_x, tiles_dy)
     sizes = (parts, bins, images, channels * ALIGN)
     vectors = (rstd, gamma, dgamma, dbeta, partials)
-    for ahead in gl.static_range(DEPTH):
-        slab = first_slab + ahead // CHUNKS * teams
-        copy_tile(data, ahead, slab, ahead % CHUNKS, part, local, cols, ROWS, ALIGN)
+    FEW: tl.constexpr = CHUNKS - HELD <= 5  # unrolled; 6 beside 2 that are held spill 48 bytes
+    unknown = share >> 30  # 0
+    for ahead in (gl.static_range if FEW else tl.range)(0, DEPTH):
+        early = first_slab + ahead // CHUNKS * teams
+        copy_tile(data, ahead, early, ahead % CHUNKS, part, local, cols, ROWS, ALIGN)
     await_step_before(EARLY)  # it cleared the words
     turn = slabs * 0
     for slab in tl.range(first_slab, slabs, teams):
+        now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
         columns = place(slab, part, ALIGN)[1]
         image = slab // split
         left = (slab % split) * width * ALIGN + start
@@ -326,17 +350,25 @@ def column_slabs(
         centre = load_or(mean, statistic, cols < columns, 0.0, tl.float32)[None, :]
         mail = words
         if words is not None:
-            mail = words + (parts * SPANS).to(tl.int64) * slab * bins
+            mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
         s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
         s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
-        for chunk in gl.static_range(CHUNKS):
-            async_copy.wait_group(DEPTH - 1 - chunk)
-            slot = slot_of(turn, chunk, CHUNKS, DEPTH)
-            if PHASE != 2:
-                # Masked elements of dy are 0, so their x does not matter.
-                wide = widen(tiles_dy.index(slot).load(tile))
-                s1 += wide
-                s2 += wide * (widen(tiles_x.index(slot).load(tile)) - centre)
+        held = ()
+        # Each tile commits one group, so that the number to wait for is always the same.
+        for chunk in gl.static_range(HELD):
+            async_copy.wait_group(DEPTH - 1)
+            slot = (turn + chunk) % DEPTH
+            values = take_tile(data, slot, tile)
+            held = held + (values,)
+            later = slab + (chunk + DEPTH) // CHUNKS * teams
+            number = (chunk + DEPTH) % CHUNKS
+            copy_tile(data, slot, later, number, now, local, cols, ROWS, ALIGN)
+            s1, s2 = add_tile(s1, s2, values, centre)
+        for chunk in (gl.static_range if FEW else tl.range)(HELD, CHUNKS):
+            async_copy.wait_group(DEPTH - 1)
+            slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
+            s1, s2 = add_tile(s1, s2, take_tile(data, slot, tile), centre)
+            async_copy.commit_group()
         # A thread adds up its rows; lanes and warps last.
         sums = sum_pairs(
             gl.reshape(s1, [ROWS // ONCE, ONCE, COLS]),
@@ -344,20 +376,25 @@ def column_slabs(
             0,
         )
         sums = sum_pairs(sums[0], sums[1], 0)
+        # Offsets from a fresh start are not kept from round to round: 16 bytes of spills less.
         scale, tilt, shift = exchange(
-            sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps, by_col,
-            GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, 0, WARPS, SOLO, PHASE,
+            sums, mail, (above, fresh(start), columns, image, left), sizes, vectors, count, eps,
+            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, WARPS, SOLO, PHASE,
         )  # fmt: skip
-        for chunk in gl.static_range(CHUNKS):
-            slot = slot_of(turn, chunk, CHUNKS, DEPTH)
-            if PHASE != 1:
-                wide = widen(tiles_dy.index(slot).load(tile))
-                centred = widen(tiles_x.index(slot).load(tile)) - centre
-                result = wide * scale + (centred * tilt + shift)
-                origin, at, mask = tile_at(slab, chunk, part, local, cols, ROWS, ALIGN)
-                gl.store(dx + origin + at, result.to(dx.dtype.element_ty), mask=mask)
+        factors = (scale, centre, tilt, shift)
+        now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
+        for chunk in (gl.static_range if FEW else tl.range)(HELD, CHUNKS):  # these make room
+            slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
+            tile_dy, tile_x = take_tile(data, slot, tile)
             later = slab + (chunk + DEPTH) // CHUNKS * teams
             number = (chunk + DEPTH) % CHUNKS
-            copy_tile(data, slot, later, number, part, local, cols, ROWS, ALIGN)
+            copy_tile(data, slot, later, number, now, local, cols, ROWS, ALIGN)
+            if PHASE % 2 == 0 or SOLO:
+                wide = (widen(tile_dy), widen(tile_x))
+                write_tile(dx, wide, factors, slab, chunk, now, local, cols, ROWS, ALIGN)
+        for chunk in gl.static_range(HELD):
+            if PHASE % 2 == 0 or SOLO:
+                wide = (widen_again(held[chunk][0], unknown), widen_again(held[chunk][1], unknown))
+                write_tile(dx, wide, factors, slab, chunk, now, local, cols, ROWS, ALIGN)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)
