@@ -223,6 +223,16 @@ def test_slabs_of_columns_are_covered(known):
         assert seen == COLUMN_KERNELS
 
 
+def test_slabs_of_51_megabytes_stay_on_an_h200_and_stream_on_an_a100():
+    found = {}
+    for device in ("h200", "a100"):
+        steps = launches(plan("batch_norm", "64x256x56x56", layout="channels-last", device=device))
+        (found[device],) = (step for step in steps if step.kernel in COLUMN_KERNELS)
+    sizes = dict(found["h200"].constants)
+    assert [sizes[name] for name in ("CHUNKS", "DEPTH", "HELD", "OWN")] == [48, 27, 21, 1]
+    assert found["a100"].kernel == "column_streams.column_streams"
+
+
 def test_a_launch_starts_early_only_behind_what_it_may_overtake(known):
     """What comes before must write nothing that is read before the wait: words, or all of it."""
     device, found = known
