@@ -333,12 +333,14 @@ def test_a_mask_saves_launches_and_streams(layout):
             data = [step for step in one.steps if roles(step) & {"x", "dy"}]
             assert len(data) == 1  # two streams
         assert "dgamma" not in roles(bias.steps[-1])
+        assert all("x" not in roles(step) for step in bias.steps)  # one stream
 
 
 def test_a_mask_saves_launches_of_layer_norm():
-    everything, gradient, parameters, _ = (
+    everything, gradient, parameters, bias = (
         plan("layer_norm", "4096x4096", mask=mask) for mask in MASKS
     )
+    assert all("x" not in roles(step) for step in bias.steps)
     assert kernels(everything) == ["layer_rows", "finish_rows"]
     assert kernels(gradient) == ["layer_rows"]
     assert gradient.workspace_bytes == 0

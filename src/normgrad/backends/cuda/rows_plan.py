@@ -39,6 +39,11 @@ def _rows(builder: Builder, role: str, rows: int, cols: int) -> tuple[Ref, int] 
     return (builder.bounce(role) if role == "dx" else builder.pack(role)), cols
 
 
+def _reads_x(builder: Builder) -> bool:
+    """Whether anything but dbeta is wanted."""
+    return builder.spec.dx is not None or builder.spec.dgamma is not None
+
+
 def chunks_of(cols: int, least: int) -> tuple[int, int]:
     """A row as tiles of a power of two of columns: (columns, tiles).
 
@@ -95,7 +100,7 @@ def _whole_rows(
     assert x is not None
     arguments: dict[str, Argument] = {
         "dy": dy[0],
-        "x": x[0],
+        "x": x[0] if _reads_x(builder) else None,
         "dx": dx[0] if dx else None,
         "mean": builder.vector("mean"),
         "rstd": builder.vector("rstd"),
@@ -184,7 +189,7 @@ def _long_rows(
     align = alignment(itemsize, cols, *(step for _, step in present))
     common: dict[str, Argument] = {
         "dy": dy[0],
-        "x": x[0],
+        "x": x[0] if _reads_x(builder) else None,
         "mean": builder.vector("mean"),
         "gamma": builder.vector("gamma"),
         "rows": rows,

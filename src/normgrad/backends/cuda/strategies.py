@@ -50,7 +50,10 @@ def _make(
     totals = None
     if spec.op is not Op.BATCH_NORM_ELEMT and (sums_wanted or (spec.dx and corrected)):
         name = "sums" if spec.dx is None else "two passes"
-        partials, splits = add_sums(builder, geometry, layout, device)
+        reads_x = bool(spec.dx and corrected) or not {"dgamma", "sum_dy_xmu"}.isdisjoint(
+            spec.wanted
+        )
+        partials, splits = add_sums(builder, geometry, layout, device, reads_x=reads_x)
         totals = add_finish(
             builder, geometry, layout, device, partials, splits, spec.dx and corrected
         )
@@ -70,7 +73,7 @@ def _zeros(builder: Builder) -> Program:
 
 
 def add_sums(
-    builder: Builder, geometry: Geometry, layout: Layout, device: Device
+    builder: Builder, geometry: Geometry, layout: Layout, device: Device, *, reads_x: bool
 ) -> tuple[Ref, int]:
     """Partial sums of each unit; returns where they are and how many a unit has."""
     group = geometry.statistic == "row"
@@ -82,8 +85,8 @@ def add_sums(
     common: dict[str, Any] = {"GROUP": group, "COMPUTE": builder.compute}
     arguments: dict[str, Argument] = {
         "dy": dy.ref,
-        "x": x.ref,
-        "mean": builder.vector("mean"),
+        "x": x.ref if reads_x else None,
+        "mean": builder.vector("mean") if reads_x else None,
         "units": units,
         "channels": layout.channels,
         "group_size": geometry.channels,

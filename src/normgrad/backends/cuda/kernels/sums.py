@@ -21,7 +21,7 @@ from normgrad.backends.cuda.kernels.common import (
 @triton.jit
 def plane_sums(
     dy,
-    x,
+    x,  # None where sums of dy are all that is wanted
     mean,
     partials,
     units,
@@ -66,7 +66,8 @@ def plane_sums(
         x_at = (plane * x_plane + outer * x_outer + channel * x_channel) * ALIGN + inside
         wide = widen(tl.load(dy + dy_at, mask=mask, other=0.0), COMPUTE)
         s1 += wide
-        s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
+        if x is not None:
+            s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
     t1, t2 = sum_pairs(s1, s2, None)
     tl.store(partials + unit * splits + part, t1)
     tl.store(partials + (units + unit).to(tl.int64) * splits + part, t2)
@@ -117,7 +118,8 @@ def column_sums(
         x_at = (far * x_row + outer * x_outer) * ALIGN + column[None, :]
         wide = widen(tl.load(dy + dy_at, mask=mask, other=0.0), COMPUTE)
         s1 += wide
-        s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
+        if x is not None:
+            s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
     t1, t2 = sum_pairs(s1, s2, 0)
     unit = outer * channels * ALIGN + column
     tl.store(partials + unit * splits + part, t1, mask=col_ok)
