@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from normgrad import dlpack, hostmem
+from normgrad import dlpack, hostmem, kept
 from normgrad.errors import ArrayTypeError, DeviceError, DtypeError
 from normgrad.spec import TensorSpec
 
@@ -155,10 +155,11 @@ def _numpy_type(dtype: str) -> "np.dtype[Any]":
 def dense_numpy(tensor: TensorSpec, dtype: "np.dtype[Any]") -> Array:
     """An uninitialized array whose axes lie in memory in the order of the strides asked for."""
     order = _slowest_first(tensor.strides)
-    if order is None:
-        return np.empty(tensor.shape, dtype)
-    array = np.empty([tensor.shape[axis] for axis in order], dtype)
-    return array.transpose(np.argsort(order))
+    shape = tensor.shape if order is None else tuple([tensor.shape[axis] for axis in order])
+    nbytes = tensor.size * dtype.itemsize
+    memory = kept.take(nbytes) if nbytes >= kept.LEAST else None
+    array: Array = np.ndarray(shape, dtype, memory)
+    return array if order is None else array.transpose(np.argsort(order))
 
 
 @functools.lru_cache(maxsize=4096)

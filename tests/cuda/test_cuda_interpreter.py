@@ -120,6 +120,7 @@ from normgrad.backends.cuda.tiles import Block
 
 # Blocks so small that small data have many tiles, parts, pieces and rounds.
 resident_columns._LEAST_BYTES = 16
+resident_columns._TWO_PASSES = 1e9  # they would be taken
 resident_columns._blocks = lambda data: (
     Block(1, 512, 6, 128, held=1),
     Block(1, 512, 5, 128, held=2),
@@ -133,6 +134,7 @@ GUARD = 4096
 
 
 def guarded(program, spec, addresses, workspace):
+    assert program.strategy == "resident columns"
     memory = np.full(program.workspace_bytes + 2 * GUARD, 0x5A, np.uint8)
     run(program, spec, addresses, memory.ctypes.data + GUARD)
     assert (memory[:GUARD] == 0x5A).all() and (memory[-GUARD:] == 0x5A).all(), program

@@ -141,15 +141,14 @@ class Builder:
     ) -> None:
         """A launch whose blocks wait for each other's words, if they have any.
 
-        These are cleared directly before it, where the launch may overtake nothing else. It copies
-        asynchronously, unless the options say that it is not ``aligned``.
+        These are cleared directly before it, where the launch may overtake nothing else.
         """
         target = arguments["words"]
         waits = isinstance(target, Ref)
         early = waits and starts_early
         if isinstance(target, Ref):
             self._clear(target, words, early=early)
-        options = {"aligned": True} | options | {"cooperative": waits, "early": early}
+        options |= {"cooperative": waits, "early": early, "aligned": True}
         self.launch(kernel, grid, arguments, constants | {"EARLY": early}, **options)
 
     def _clear(self, words: Ref, count: int, *, early: bool) -> None:

@@ -143,7 +143,7 @@ def _blocks(data: Slabs) -> tuple[Block, ...]:
     """Four, two, one and one of a multiprocessor of an H200.
 
     The last has tiles of one vector a thread, whose sums take few registers: slabs of 51 MB fit. It
-    does not stream (5 to 7 points behind). One tile more, and registers are spilled.
+    does not stream (5 to 7 points behind). With more tiles held it spills.
     """
     held = 22 if data.itemsize == 4 and data.group == 1 else 21
     return (

@@ -5,7 +5,7 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.tiles import THREADS, alignment, ceil_div, power_of_two
+from normgrad.backends.cuda.tiles import THREADS, alignment, ceil_div
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
@@ -16,7 +16,6 @@ Data = dict[str, tuple[Ref, int] | None]  # memory and the step between rows, by
 LAG = 4
 _LEAST_LAG = 3
 _SPARE = 1536  # bytes of shared memory: 1024 for the driver, the rest for sums across warps
-_LEAST_JOINED = 8  # columns that a block joins: 32 bytes of each program's sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +72,10 @@ def _depth(ring: Ring, device: Device, itemsizes: list[int]) -> int:
     return min((device.shared_bytes // ring.per - _SPARE) // step, 12)
 
 
-def team_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, ring: Ring) -> int:
-    """Launch it; the number of teams."""
+def team_rows(
+    builder: Builder, geometry: Geometry, device: Device, data: Data, ring: Ring
+) -> tuple[Ref | None, int]:
+    """Launch it; the partial sums of the parameters, and how many there are."""
     rows, cols = geometry.outer, geometry.channels
     spec = builder.spec
     wants = spec.dgamma is not None or spec.dbeta is not None
@@ -88,7 +89,7 @@ def team_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
     team = ceil_div(cols, part)
     width = ceil_div(ceil_div(cols, team), vector) * vector
     teams = min(rows, ring.per * device.multiprocessors // team)
-    words = builder.scratch(rows * team + 1, "uint64")
+    words = builder.scratch(rows * team, "uint64")
     partials = builder.scratch(2 * teams * cols, "float32") if wants else None
     arguments: dict[str, Argument] = {
         "dy": dy[0],
@@ -99,8 +100,6 @@ def team_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
         "gamma": builder.vector("gamma"),
         "partials": partials,
         "words": words,
-        "dgamma": builder.result("dgamma"),
-        "dbeta": builder.result("dbeta"),
         "rows": rows,
         "cols": cols // align,
         "width": width // align,
@@ -119,7 +118,7 @@ def team_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
         "WARPS": ring.warps,
         "EVEN": cols == team * part,
         "ALIGN": align,
-        **join_tiles(cols, team * teams, teams, ring.warps),
+        "NEXT": wants and device.starts_early,
         "PHASE": 0,
     }
     builder.launch_teams(
@@ -127,19 +126,12 @@ def team_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
         (team * teams,),
         arguments,
         constants,
-        words=rows * team + 1,
+        words=rows * team,
         starts_early=device.starts_early,
         warps=ring.warps,
         registers=ring.registers,
     )
-    return teams
-
-
-def join_tiles(cols: int, blocks: int, programs: int, warps: int) -> dict[str, int]:
-    """How blocks join the sums of programs: few columns for each, 16 bytes a thread at a time."""
-    joined = max(_LEAST_JOINED, power_of_two(ceil_div(cols, blocks)))
-    down = max(1, 4 * warps * THREADS // joined)
-    return {"PROGRAMS": down, "TIMES": ceil_div(programs, down), "JOINED": joined}
+    return partials, teams
 
 
 def _statistic(builder: Builder, role: str) -> Ref | None:

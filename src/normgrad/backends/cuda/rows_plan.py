@@ -1,18 +1,11 @@
 """Layer norm's plans."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
-from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, join_tiles, team_rows
-from normgrad.backends.cuda.tiles import (
-    THREADS,
-    alignment,
-    blocks_per_multiprocessor,
-    ceil_div,
-    power_of_two,
-)
+from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, team_rows
+from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
 
@@ -28,7 +21,8 @@ def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bo
         return builder.finish(f"whole rows, {programs} programs")
     ring = choose_ring(builder, geometry, device, data) if teams else None
     if ring is not None:
-        count = team_rows(builder, geometry, device, data, ring)
+        partials, count = team_rows(builder, geometry, device, data, ring)
+        finish_rows(builder, partials, count, cols, early=device.starts_early)
         return builder.finish(f"resident rows, {count} teams")
     _long_rows(builder, geometry, device, data)
     return builder.finish("long rows")
@@ -43,6 +37,11 @@ def _rows(builder: Builder, role: str, rows: int, cols: int) -> tuple[Ref, int] 
     if steps is not None and steps[0] >= 0 and (cols == 1 or steps[1] == 1):
         return Ref(role, 0, tensor.dtype), steps[0]
     return (builder.bounce(role) if role == "dx" else builder.pack(role)), cols
+
+
+def _reads_x(builder: Builder) -> bool:
+    """Whether anything but dbeta is wanted."""
+    return builder.spec.dx is not None or builder.spec.dgamma is not None
 
 
 def chunks_of(cols: int, least: int) -> tuple[int, int]:
@@ -67,46 +66,6 @@ def chunks_of(cols: int, least: int) -> tuple[int, int]:
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A program: ``rows`` rows at a time, each as ``chunks`` tiles of ``chunk`` columns."""
-
-    rows: int
-    chunk: int
-    chunks: int
-    warps: int
-    per: int  # programs of a multiprocessor
-
-    @property
-    def elements(self) -> int:
-        """That a program holds."""
-        return self.rows * self.chunk * self.chunks
-
-
-def cut_rows(rows: int, cols: int, itemsize: int) -> Cut:
-    """Measured on an H200.
-
-    4 warps up to 1024 columns (and for uneven rows), 8 up to 8192, with 32 elements a thread; more
-    programs a multiprocessor only where there is much to do. Each has partial sums: 8192x5120 in
-    float32 reads 93 % with one, 89 with two. In bfloat16 it reads 81.9 % with two of 8 warps, where
-    two of 4 warps read 77.6 (and one 73); two shorter rows at a time would spill.
-    """
-    vector = 16 // itemsize
-    chunk, chunks = chunks_of(cols, 32 * vector)
-    uneven = chunks > 1 and chunk < 4096
-    if chunk == 8192 and itemsize == 2:
-        chunk, chunks = 4096, 2  # 88.7 % instead of 87.9 for 8192x8192
-    width = chunk * chunks
-    few = uneven and (itemsize == 4 or width <= 4096)
-    warps = 16 if width > 8192 else 4 if width <= 1024 or few else 8
-    per = 2 if chunks > 1 or rows * cols < 1 << 25 else 3
-    if (uneven and itemsize == 4) or (warps >= 8 and not uneven):
-        per = 1
-    held = 4 * vector * warps * THREADS
-    tile_rows = max(1, power_of_two(held // width + 1) // 2)
-    return Cut(min(tile_rows, 32, power_of_two(rows)), chunk, chunks, warps, per)
-
-
 def _whole_rows(
     builder: Builder,
     geometry: Geometry,
@@ -117,32 +76,36 @@ def _whole_rows(
     wants = builder.spec.dgamma is not None or builder.spec.dbeta is not None
     present = [one for one in data.values() if one is not None]
     itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
+    vector = 16 // itemsize
     align = alignment(itemsize, cols, *(step for _, step in present))
-    cut = cut_rows(rows, cols, itemsize)
-    programs = min(ceil_div(rows, cut.rows), cut.per * device.multiprocessors)
-    stages = _stages(device, cut.elements, itemsize)
-    # So few that all programs of a multiprocessor run at once: the compiler would take more.
-    registers = min(255, device.registers // (cut.per * cut.warps * THREADS) // 8 * 8)
-    # Rows ahead, or what vectors take to change their layout; statistics, sums across warps (1 KB).
-    shared = max((stages - 1) * 2 * itemsize * cut.elements, 16 << 10) + (2 << 10)
-    resident = blocks_per_multiprocessor(device, cut.warps, registers, shared)
-    joins = wants and may_join(device, programs, resident)
+    chunk, chunks = chunks_of(cols, 32 * vector)
+    uneven = chunks > 1 and chunk < 4096
+    if chunk == 8192 and itemsize == 2:
+        chunk, chunks = 4096, 2  # 88.7 % instead of 87.9 for 8192x8192
+    width = chunk * chunks
+    # Measured on an H200: 4 warps up to 1024 columns (and for uneven rows), 8 up to 8192, with 32
+    # elements a thread; more programs a multiprocessor only where there is much to do. Each has
+    # partial sums: 8192x5120 in float32 reads 93 % with one, 89 with two (bfloat16: 73, 81).
+    warps = 16 if width > 8192 else 4 if width <= 1024 or uneven else 8
+    per = 2 if chunks > 1 or rows * cols < 1 << 25 else 3
+    if warps >= 8 or (uneven and itemsize == 4):
+        per = 1
+    held = 4 * vector * warps * 32
+    tile_rows = max(1, power_of_two(held // width + 1) // 2)
+    tile_rows = min(tile_rows, 32, power_of_two(rows))
+    programs = min(ceil_div(rows, tile_rows), per * device.multiprocessors)
     partials = builder.scratch(2 * programs * cols, "float32") if wants else None
-    words = builder.scratch(1, "uint64") if joins else None
     dy, x, dx = data["dy"], data["x"], data["dx"]
     assert dy is not None
     assert x is not None
     arguments: dict[str, Argument] = {
         "dy": dy[0],
-        "x": x[0],
+        "x": x[0] if _reads_x(builder) else None,
         "dx": dx[0] if dx else None,
         "mean": builder.vector("mean"),
         "rstd": builder.vector("rstd"),
         "gamma": builder.vector("gamma"),
         "partials": partials,
-        "words": words,
-        "dgamma": builder.result("dgamma") if joins else None,
-        "dbeta": builder.result("dbeta") if joins else None,
         "rows": rows,
         "cols": cols // align,
         "programs": programs,
@@ -151,40 +114,26 @@ def _whole_rows(
         "dx_row": dx[1] // align if dx else 0,
     }
     constants: dict[str, Any] = {
-        "ROWS": cut.rows,
-        "CHUNK": cut.chunk,
-        "CHUNKS": cut.chunks,
+        "ROWS": tile_rows,
+        "CHUNK": chunk,
+        "CHUNKS": chunks,
         "ALIGN": align,
-        "STAGES": stages,
+        "STAGES": _stages(device, tile_rows * width, itemsize),
         "COMPUTE": builder.compute,
-        "FOLD": cut.rows > 1 and cut.chunk >= cut.warps * THREADS * (16 // itemsize),
-        "WARPS": cut.warps,
-        **join_tiles(cols, programs, programs, cut.warps),
-        "NEXT": wants and device.starts_early and not joins,
-        "PHASE": 0,
+        "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
+        "EARLY": wants and device.starts_early,
     }
-    builder.launch_teams(
+    # 3 programs of 4 warps need registers for all: the compiler would take 180.
+    builder.launch(
         "rows.layer_rows",
         (programs,),
         arguments,
         constants,
-        words=1,
-        starts_early=device.starts_early,
-        warps=cut.warps,
-        registers=registers,
-        aligned=False,
+        warps=warps,
+        registers=168 if per == 3 else None,
     )
-    if not joins:
-        finish_rows(builder, partials, programs, cols, early=device.starts_early)
+    finish_rows(builder, partials, programs, cols, early=device.starts_early)
     return programs
-
-
-def may_join(device: Device, programs: int, resident: int) -> bool:
-    """Whether the programs wait for each other at the end, with ``resident`` on a multiprocessor.
-
-    Only behind a launch that clears their counter meanwhile: a fill takes 3 us.
-    """
-    return device.starts_early and programs <= resident * device.multiprocessors
 
 
 def _stages(device: Device, elements: int, itemsize: int) -> int:
@@ -216,6 +165,7 @@ def finish_rows(
             "PROGRAMS": down,
             "TIMES": ceil_div(programs, down),
             "COLS": width,
+            "COMPUTE": builder.compute,
             "EARLY": early,
         },
         warps=warps,
@@ -239,7 +189,7 @@ def _long_rows(
     align = alignment(itemsize, cols, *(step for _, step in present))
     common: dict[str, Argument] = {
         "dy": dy[0],
-        "x": x[0],
+        "x": x[0] if _reads_x(builder) else None,
         "mean": builder.vector("mean"),
         "gamma": builder.vector("gamma"),
         "rows": rows,

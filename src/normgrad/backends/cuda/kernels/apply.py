@@ -245,9 +245,11 @@ def row_apply(
         mask = row_ok[:, None] & ok[None, :]
         far = row.to(tl.int64)[:, None]
         dyt = tl.load(dy + far * dy_row * ALIGN + column[None, :], mask=mask, other=0.0)
-        xt = tl.load(x + far * x_row * ALIGN + column[None, :], mask=mask, other=0.0)
         wide_dy = dyt.to(COMPUTE)
-        wide_x = xt.to(COMPUTE)
+        wide_x = wide_dy  # where dbeta is all that is wanted
+        if x is not None:
+            xt = tl.load(x + far * x_row * ALIGN + column[None, :], mask=mask, other=0.0)
+            wide_x = xt.to(COMPUTE)
         mu = load_or(mean, row, row_ok, 0.0, COMPUTE)[:, None]
         rs = load_or(rstd, row, row_ok, 1.0, COMPUTE)[:, None]
         sum_gamma += wide_dy * ((wide_x - mu) * rs)

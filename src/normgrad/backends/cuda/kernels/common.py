@@ -120,37 +120,6 @@ def look_at_words(pointers, wanted):
 
 
 @triton.jit
-def arrive(counter):
-    """Count this block as done: what all its threads wrote is visible to whoever sees the count."""
-    # The barrier orders the stores of the block before the release of the one thread that adds.
-    tl.debug_barrier()
-    tl.atomic_add(counter, 1, sem="release", scope="gpu")
-
-
-@triton.jit
-def await_arrivals(counter, blocks, thread):
-    """Wait until all ``blocks`` have arrived at a counter that began with all bits set.
-
-    The first ``thread`` polls; the barrier passes what it has acquired on to the others.
-    """
-    last = (blocks - 1).to(tl.uint64)
-    if INTERPRETED:
-        tl.assume(tl.load(counter) == last)  # all blocks have run
-    else:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred missing; mov.u64 $0, $2; setp.eq.u64 missing, $1, 0; @missing bra done; "
-            "again: ld.acquire.gpu.global.u64 $0, [$1]; setp.ne.u64 missing, $0, $2; "
-            "@missing bra again; done: }",
-            "=&l,l,l",
-            [tl.where(thread == 0, counter.to(tl.uint64), 0), last],
-            dtype=tl.uint64,
-            is_pure=False,
-            pack=1,
-        )
-        tl.debug_barrier()
-
-
-@triton.jit
 def let_next_start():
     """The next launch may start, if it was planned to: it waits where it needs what we write."""
     if not INTERPRETED:

@@ -11,10 +11,9 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
     INTERPRETED,
-    arrive,
-    await_arrivals,
     await_step_before,
     await_words,
+    let_next_start,
     load_or,
     look_at_words,
     pack_pair,
@@ -24,20 +23,11 @@ from normgrad.backends.cuda.kernels.common import (
     widen,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
-from normgrad.backends.cuda.kernels.sums import join_programs
 
 
 @triton.jit
 def _add_fours(a, b, c, d, e, f, g, h):
     return a + e, b + f, c + g, d + h
-
-
-@triton.constexpr_function
-def _across(cols, warps):
-    """Rows of ``cols`` columns, 4 for each thread, as few rows as there can be."""
-    lanes = min(32, cols // 4)
-    beside = min(warps, cols // (4 * lanes))
-    return gl.BlockedLayout([1, 4], [32 // lanes, lanes], [warps // beside, beside], [1, 0])
 
 
 @jit
@@ -91,9 +81,7 @@ def layer_teams(
     rstd,
     gamma,
     partials,  # [teams, 2, cols]: dgamma and dbeta of each team's rows
-    words,  # [rows, team], then one that counts the blocks that are done
-    dgamma,
-    dbeta,
+    words,  # [rows, team]
     rows,
     cols,  # over ALIGN
     width,  # columns of a block, over ALIGN
@@ -111,9 +99,7 @@ def layer_teams(
     EVEN: tl.constexpr,  # the tiles cover the columns exactly
     ALIGN: tl.constexpr,
     EARLY: tl.constexpr,  # the words are cleared meanwhile
-    PROGRAMS: tl.constexpr,  # the teams' sums are joined in tiles of so many teams,
-    TIMES: tl.constexpr,  # so many times,
-    JOINED: tl.constexpr,  # and so many columns, by the first blocks
+    NEXT: tl.constexpr,  # the launch that joins the sums may start before this one is done
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only
 ):
     """Step ``s`` of a team has the row ``its number + s * teams``."""
@@ -121,6 +107,8 @@ def layer_teams(
     tile: tl.constexpr = gl.BlockedLayout([VECTOR], [32], [WARPS], [0])
     box: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    if NEXT:
+        let_next_start()
     # An allocation for each tile of a row: between copies to one and the same the compiler waits.
     tiles_x = ()
     tiles_dy = ()
@@ -264,14 +252,3 @@ def layer_teams(
             ok = column < limit - chunk * COLS
             gl.store(base + chunk * COLS, sums_gamma[chunk], mask=ok)
             gl.store(base + length + chunk * COLS, sums_beta[chunk], mask=ok)
-    if partials is not None:
-        counter = words + rows.to(tl.int64) * team
-        if PHASE != 2:
-            arrive(counter)
-        start = gl.program_id(0) * JOINED
-        if PHASE != 1 and start < length:
-            await_arrivals(counter, team * teams, partner)
-            across: tl.constexpr = _across(JOINED, WARPS)
-            some = gl.arange(0, PROGRAMS, gl.SliceLayout(1, across))
-            mine = start + gl.arange(0, JOINED, gl.SliceLayout(0, across))
-            join_programs(partials, dgamma, dbeta, some, mine, teams, length, PROGRAMS, TIMES)

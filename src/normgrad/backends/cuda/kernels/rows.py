@@ -4,29 +4,22 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
-    arrive,
-    await_arrivals,
-    await_step_before,
     let_next_start,
     load_or,
     sum_pairs,
     widen,
 )
-from normgrad.backends.cuda.kernels.sums import join_programs
 
 
 @triton.jit
 def layer_rows(
     dy,
-    x,
+    x,  # None where dbeta is all that is wanted
     dx,
     mean,
     rstd,
     gamma,
     partials,  # [programs, 2, cols]: dgamma and dbeta of each program
-    words,  # [1]: counts the programs that are done, if they join their sums themselves
-    dgamma,
-    dbeta,
     rows,
     cols,  # over ALIGN
     programs,
@@ -40,16 +33,10 @@ def layer_rows(
     STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
     FOLD: tl.constexpr,  # a thread holds all rows of its columns: add them up at once
-    WARPS: tl.constexpr,
-    PROGRAMS: tl.constexpr,  # the sums are joined in tiles of so many programs,
-    TIMES: tl.constexpr,  # so many times,
-    JOINED: tl.constexpr,  # and so many columns, by the first programs
-    EARLY: tl.constexpr,  # the word is cleared meanwhile
-    NEXT: tl.constexpr,  # the launch that joins the sums may start before this one is done
-    PHASE: tl.constexpr,  # 0; in the interpreter 1: rows only, 2: the join only, 3: all
+    EARLY: tl.constexpr,  # the launch that joins the sums may start before this one is done
 ):
     """Rows ``ROWS * program``, then every ``ROWS * programs`` further."""
-    if NEXT:
+    if EARLY:
         let_next_start()
     length = cols * ALIGN
     program = tl.program_id(0)
@@ -65,8 +52,7 @@ def layer_rows(
             sums_beta = sums_beta + (tl.zeros([held, CHUNK], COMPUTE),)
         at = chunk * CHUNK + column
         weights = weights + (load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :],)
-    end = 0 if PHASE == 2 else rows
-    for first in tl.range(program * ROWS, end, programs * ROWS, num_stages=STAGES):
+    for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = first + local
         row_ok = row < rows
         mu = load_or(mean, row, row_ok, 0.0, COMPUTE)[:, None]
@@ -81,10 +67,12 @@ def layer_rows(
         for chunk in tl.static_range(CHUNKS):
             at = chunk * CHUNK + column
             mask = row_ok[:, None] & (at < length)[None, :]
-            xt = tl.load(x + far * x_row * ALIGN + at[None, :], mask=mask, other=0.0)
-            dyt = tl.load(dy + far * dy_row * ALIGN + at[None, :], mask=mask, other=0.0)
-            wide = widen(dyt)
-            xhat = (widen(xt) - mu) * rs
+            if x is None:
+                xhat = tl.zeros([ROWS, CHUNK], COMPUTE)
+            else:
+                xt = tl.load(x + far * x_row * ALIGN + at[None, :], mask=mask, other=0.0)
+                xhat = (widen(xt) - mu) * rs
+            wide = widen(tl.load(dy + far * dy_row * ALIGN + at[None, :], mask=mask, other=0.0))
             product = wide * xhat
             g = wide * weights[chunk]
             s1 += g
@@ -113,18 +101,9 @@ def layer_rows(
                     result.to(dx.dtype.element_ty),
                     mask=mask,
                 )
-    if partials is not None and PHASE != 2:
+    if partials is not None:
         for chunk in tl.static_range(CHUNKS):
             at = chunk * CHUNK + column
             base = partials + program.to(tl.int64) * 2 * length
             tl.store(base + at, tl.sum(sums_gamma[chunk], 0), mask=at < length)
             tl.store(base + length + at, tl.sum(sums_beta[chunk], 0), mask=at < length)
-    if words is not None:
-        if PHASE != 2:
-            await_step_before(EARLY)
-            arrive(words)
-        if PHASE != 1 and program * JOINED < length:
-            await_arrivals(words, programs, tl.arange(0, 32 * WARPS))
-            some = tl.arange(0, PROGRAMS)
-            mine = program * JOINED + tl.arange(0, JOINED)
-            join_programs(partials, dgamma, dbeta, some, mine, programs, length, PROGRAMS, TIMES)

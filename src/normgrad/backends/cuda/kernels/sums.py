@@ -21,7 +21,7 @@ from normgrad.backends.cuda.kernels.common import (
 @triton.jit
 def plane_sums(
     dy,
-    x,
+    x,  # None where sums of dy are all that is wanted
     mean,
     partials,
     units,
@@ -66,7 +66,8 @@ def plane_sums(
         x_at = (plane * x_plane + outer * x_outer + channel * x_channel) * ALIGN + inside
         wide = widen(tl.load(dy + dy_at, mask=mask, other=0.0), COMPUTE)
         s1 += wide
-        s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
+        if x is not None:
+            s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
     t1, t2 = sum_pairs(s1, s2, None)
     tl.store(partials + unit * splits + part, t1)
     tl.store(partials + (units + unit).to(tl.int64) * splits + part, t2)
@@ -117,7 +118,8 @@ def column_sums(
         x_at = (far * x_row + outer * x_outer) * ALIGN + column[None, :]
         wide = widen(tl.load(dy + dy_at, mask=mask, other=0.0), COMPUTE)
         s1 += wide
-        s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
+        if x is not None:
+            s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
     t1, t2 = sum_pairs(s1, s2, 0)
     unit = outer * channels * ALIGN + column
     tl.store(partials + unit * splits + part, t1, mask=col_ok)
@@ -251,34 +253,6 @@ def finish_parameters(
 
 
 @triton.jit
-def join_programs(
-    partials,  # [programs, 2, cols]
-    dgamma,
-    dbeta,
-    program,  # the first few
-    column,
-    programs,
-    cols,
-    PROGRAMS: tl.constexpr,
-    TIMES: tl.constexpr,
-):
-    """Layer norm: some columns of the programs' parameter gradients, in fixed order."""
-    ok = column < cols
-    s1 = 0.0
-    s2 = 0.0
-    for time in tl.static_range(TIMES):  # all loads are on their way at once
-        mask = (program < programs - time * PROGRAMS)[:, None] & ok[None, :]
-        far = (program + time * PROGRAMS).to(tl.int64)[:, None]
-        at = partials + far * 2 * cols + column[None, :]
-        # From the L2 cache: other multiprocessors may have written them in this launch.
-        s1 += tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
-        s2 += tl.load(at + cols, mask=mask, other=0.0, cache_modifier=".cg")
-    t1, t2 = sum_pairs(s1, s2, 0)
-    store_as(dgamma, column, t1, ok)
-    store_as(dbeta, column, t2, ok)
-
-
-@triton.jit
 def finish_rows(
     partials,  # [programs, 2, cols]
     dgamma,
@@ -288,10 +262,21 @@ def finish_rows(
     PROGRAMS: tl.constexpr,
     TIMES: tl.constexpr,
     COLS: tl.constexpr,
+    COMPUTE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The launch that joins where the programs do not."""
+    """Layer norm: join the programs' parameter gradients in fixed order."""
     await_step_before(EARLY)
-    program = tl.arange(0, PROGRAMS)
     column = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    join_programs(partials, dgamma, dbeta, program, column, programs, cols, PROGRAMS, TIMES)
+    ok = column < cols
+    s1 = tl.zeros([PROGRAMS, COLS], COMPUTE)
+    s2 = tl.zeros([PROGRAMS, COLS], COMPUTE)
+    for time in tl.static_range(TIMES):  # all loads are on their way at once
+        program = time * PROGRAMS + tl.arange(0, PROGRAMS)
+        mask = (program < programs)[:, None] & ok[None, :]
+        at = partials + program.to(tl.int64)[:, None] * 2 * cols + column[None, :]
+        s1 += tl.load(at, mask=mask, other=0.0)
+        s2 += tl.load(at + cols, mask=mask, other=0.0)
+    t1, t2 = sum_pairs(s1, s2, 0)
+    store_as(dgamma, column, t1, ok)
+    store_as(dbeta, column, t2, ok)

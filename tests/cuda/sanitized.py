@@ -1,0 +1,84 @@
+"""One request for each kernel, to be run under compute-sanitizer on a machine with a GPU:
+
+compute-sanitizer --tool memcheck python3 tests/cuda/sanitized.py
+
+Results are judged as well. Ends with 1 if a kernel of the plans was not launched.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+import normgrad
+from normgrad import verify
+from normgrad.backends.cuda import launch
+from normgrad.spec import Op
+
+FOLDER = Path(launch.__file__).parent
+# Shapes of several blocks and rounds, as small as that allows.
+REQUESTS = (
+    ("batch_norm", (16, 512, 32, 32), "contiguous", "bfloat16"),
+    ("batch_norm", (64, 64, 56, 56), "contiguous", "float16"),
+    ("batch_norm", (16, 64, 112, 112), "contiguous", "bfloat16"),  # tiles held, several rounds
+    ("batch_norm", (8, 4, 512, 512), "contiguous", "float32"),  # on the whole device
+    ("batch_norm", (64, 512, 7, 7), "contiguous", "float32"),
+    ("batch_norm", (8, 32, 9, 9), "contiguous", "float64"),
+    ("batch_norm", (32, 256, 14, 14), "channels-last", "bfloat16"),
+    ("batch_norm", (64, 64, 64, 64), "channels-last", "float32"),
+    ("batch_norm", (4, 32, 9, 9), "channels-last", "float64"),
+    ("group_norm", (4, 64, 64, 64), "contiguous", "bfloat16"),
+    ("group_norm", (4, 64, 32, 32), "channels-last", "float32"),
+    ("group_norm", (2, 8, 5, 7), "contiguous", "float64"),
+    ("group_norm", (2, 8, 5, 7), "channels-last", "float64"),
+    ("layer_norm", (300, 768), "contiguous", "bfloat16"),
+    ("layer_norm", (64, 16384), "contiguous", "float32"),
+    ("layer_norm", (20, 1000), "contiguous", "float64"),
+    ("batch_norm_reduce", (8, 64, 28, 28), "contiguous", "bfloat16"),
+    ("batch_norm_reduce", (8, 64, 28, 28), "channels-last", "float32"),
+    ("batch_norm_elemt", (8, 64, 28, 28), "contiguous", "bfloat16"),
+    ("batch_norm_elemt", (8, 64, 28, 28), "channels-last", "float32"),
+)
+
+
+def planned_kernels() -> set[str]:
+    """All kernels that a plan may name."""
+    text = "".join(path.read_text() for path in FOLDER.glob("*.py"))
+    modules = "|".join(path.stem for path in (FOLDER / "kernels").glob("*.py"))
+    return set(re.findall(rf'"((?:{modules})\.[a-z_]+)"', text))
+
+
+def main() -> int:
+    """Run all, and say what was launched."""
+    launched = set()
+    prepare = launch._prepare_kernel
+
+    def noted(step: launch.Launch, *rest: object) -> object:
+        launched.add(step.kernel)
+        return prepare(step, *rest)
+
+    launch._prepare_kernel = noted
+    failed = 0
+    for op, shape, layout, dtype in REQUESTS:
+        groups = 8 if op == "group_norm" else 1
+        case = verify.Case(id=op, op=Op(op), shape=shape, layout=layout, num_groups=groups)
+        problem = verify.make_problem(case, dtype, 1)
+        for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
+            if not measured.ok:
+                failed += 1
+                print("WRONG", op, shape, layout, dtype, measured)
+    # Other strides are copied first; counts of very many ranks are added up first.
+    x = torch.randn(6, 8, 10, device="cuda")[:, :, ::2] + 5
+    dy, line = torch.randn(6, 8, 5, device="cuda").mT.contiguous().mT, torch.rand(8, device="cuda")
+    normgrad.batch_norm_backward(dy, x, line, save_mean=line, save_invstd=line)
+    counts = torch.ones(2000, device="cuda", dtype=torch.int32)
+    normgrad.batch_norm_elemt_backward(dy, x, line, line, line, line, line, counts)
+    torch.cuda.synchronize()
+    missing = planned_kernels() - launched
+    print(len(launched), "kernels launched,", failed, "wrong; not launched:", sorted(missing))
+    return 1 if missing or failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
