@@ -1,5 +1,7 @@
 """Kernel plans as pure functions: no GPU, no Triton."""
 
+import itertools
+import random
 import subprocess
 import sys
 
@@ -18,11 +20,11 @@ from cuda_plans import (
 
 from normgrad import cli, verify
 from normgrad.backends.cuda.device import INTERPRETER, KNOWN
-from normgrad.backends.cuda.program import Fill, Ref
+from normgrad.backends.cuda.program import Fill, Ref, _joined
 from normgrad.backends.cuda.tiles import alignment, cut, power_of_two, share_out
 from normgrad.bench.suites import suite
 from normgrad.cli.plan import program_of, spec_of
-from normgrad.spec import ROLES
+from normgrad.spec import ROLES, Op, Spec, TensorSpec, row_major
 
 DEVICES = {**KNOWN, "interpreter": INTERPRETER}
 SUITE = suite("h200", "cuda")
@@ -473,3 +475,38 @@ assert cli.main("plan --op batch_norm --shape 64x256x56x56 --device h200".split(
 assert not {"torch", "triton", "numba"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_axes_of_a_copy_are_joined_where_both_sides_allow(seed):
+    """The same pairs of offsets in the same order, from as few axes as can be."""
+    pick = random.Random(seed)
+    shape = tuple(pick.choice((1, 2, 3, 4)) for _ in range(pick.randint(0, 5)))
+    dense = row_major(shape)
+    reads = tuple(pick.choice((step, step, 0, 2 * step)) for step in dense)
+    joined = _joined(shape, reads, dense)
+
+    def offsets(sizes, steps):
+        every = itertools.product(*(range(size) for size in sizes))
+        return [sum(at * step for at, step in zip(place, steps, strict=True)) for place in every]
+
+    sizes, sources, targets = zip(*joined, strict=True)
+    assert offsets(sizes, sources) == offsets(shape, reads)
+    assert offsets(sizes, targets) == offsets(shape, dense)
+    if all(read == step for read, step in zip(reads, dense, strict=True)):
+        assert len(joined) == 1
+
+
+def test_an_expanded_gradient_is_copied_by_rows():
+    """What the backward of a mean over the sequence gives to layer norm."""
+    shape = (4, 16, 64)
+    x, line = TensorSpec.contiguous(shape, "float32"), TensorSpec.contiguous((64,), "float32")
+    rows = TensorSpec.contiguous((64,), "float32")
+    dy = TensorSpec(shape, (64, 0, 1), "float32")
+    operands = {"dy": dy, "x": x, "mean": rows, "rstd": rows, "gamma": line, "dx": x}
+    spec = Spec(op=Op.LAYER_NORM, normalized_shape=(64,), device="cuda:0", **operands)
+    copy = launches(program_of(spec, KNOWN["h200"]))[0]
+    assert copy.kernel == "copy.strided_copy"
+    given, sizes = dict(copy.arguments), dict(copy.constants)
+    assert (given["rows"], given["cols"], sizes["AXES"]) == (64, 64, 2)
+    assert (sizes["UNIT_READ"], sizes["UNIT_WRITE"]) == (True, True)

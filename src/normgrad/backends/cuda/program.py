@@ -4,15 +4,18 @@ Made by pure functions from the request and the device's properties, so that it 
 tested on a machine without a GPU.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from normgrad.backends.cuda.tiles import power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import reshaped_strides
 from normgrad.spec import ROLES, Spec, TensorSpec, row_major
 
 _ITEMSIZE = {**ITEMSIZE, "uint64": 8}
 _ALIGNMENT = 256  # of every piece of the workspace
+_COPIED = 1024  # elements of a program that copies
 # Where a role's address stands; the workspace comes after all roles.
 SLOTS = {role: index for index, role in enumerate(ROLES)} | {"": len(ROLES)}
 
@@ -217,18 +220,50 @@ def _copy(
 ) -> Launch:
     """A strided copy; None stands for row-major strides."""
     dense = row_major(tensor.shape)
-    rank = len(tensor.shape)
-    pad = (0,) * (8 - rank)
-    sizes = (1,) * (8 - rank) + tensor.shape
-    reads = pad + (dense if source_strides is None else source_strides)
-    writes = pad + (dense if target_strides is None else target_strides)
-    arguments: dict[str, Argument] = {"source": source, "target": target, "size": tensor.size}
-    for letter, values in (("n", sizes), ("s", reads), ("t", writes)):
+    reads = dense if source_strides is None else source_strides
+    writes = dense if target_strides is None else target_strides
+    *outer, (cols, col_read, col_write) = _joined(tensor.shape, reads, writes)
+    rows = math.prod(size for size, _, _ in outer)
+    width = min(power_of_two(cols), _COPIED)
+    height = _COPIED // width
+    blocks = -(-cols // width)
+    arguments: dict[str, Argument] = {
+        "source": source,
+        "target": target,
+        "rows": rows,
+        "blocks": blocks,
+        "cols": cols,
+        "col_read": col_read,
+        "col_write": col_write,
+    }
+    axes = [(1, 0, 0)] * (7 - len(outer)) + outer
+    for letter, values in zip("nst", zip(*axes, strict=True), strict=True):
         arguments |= {f"{letter}{axis}": value for axis, value in enumerate(values)}
-    block = 1024
-    return Launch(
-        "copy.strided_copy",
-        (-(-tensor.size // block), 1, 1),
-        tuple(arguments.items()),
-        (("BLOCK", block),),
-    )
+    constants = {
+        "AXES": len(outer),
+        "UNIT_READ": col_read == 1,
+        "UNIT_WRITE": col_write == 1,
+        "WIDE": rows + height >= 1 << 31,
+        "ROWS": height,
+        "COLS": width,
+    }
+    grid = (-(-rows // height) * blocks, 1, 1)
+    return Launch("copy.strided_copy", grid, tuple(arguments.items()), tuple(constants.items()))
+
+
+def _joined(
+    shape: tuple[int, ...], reads: tuple[int, ...], writes: tuple[int, ...]
+) -> list[tuple[int, int, int]]:
+    """Axes as (size, stride, stride), with those made one that are one in memory on both sides."""
+    axes = [(1, 1, 1)]
+    for size, read, write in zip(shape, reads, writes, strict=True):
+        before, far_read, far_write = axes[-1]
+        if size == 1:
+            continue
+        if before == 1:
+            axes[-1] = (size, read, write)
+        elif (far_read, far_write) == (size * read, size * write):
+            axes[-1] = (before * size, read, write)
+        else:
+            axes.append((size, read, write))
+    return axes

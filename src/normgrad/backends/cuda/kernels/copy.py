@@ -10,7 +10,11 @@ from normgrad.backends.cuda.kernels.common import let_next_start
 def strided_copy(
     source,
     target,
-    size,
+    rows,  # all but the last axis
+    blocks,  # of columns
+    cols,
+    col_read,
+    col_write,
     n0,
     n1,
     n2,
@@ -18,7 +22,6 @@ def strided_copy(
     n4,
     n5,
     n6,
-    n7,
     s0,
     s1,
     s2,
@@ -26,7 +29,6 @@ def strided_copy(
     s4,
     s5,
     s6,
-    s7,
     t0,
     t1,
     t2,
@@ -34,24 +36,34 @@ def strided_copy(
     t4,
     t5,
     t6,
-    t7,
-    BLOCK: tl.constexpr,
+    AXES: tl.constexpr,  # of the rows: the last of (n0 .. n6), with their strides
+    UNIT_READ: tl.constexpr,  # columns lie side by side
+    UNIT_WRITE: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
 ):
-    """Element by element in row-major order of (n0 .. n7), the last axis fastest."""
-    rest = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = rest < size
-    read = rest * 0
-    write = rest * 0
-    sizes = (n7, n6, n5, n4, n3, n2, n1, n0)
-    reads = (s7, s6, s5, s4, s3, s2, s1, s0)
-    writes = (t7, t6, t5, t4, t3, t2, t1, t0)
-    for axis in tl.static_range(8):
-        position = rest % sizes[axis]
+    """Row by row; where a row starts is worked out once for all its columns."""
+    index: tl.constexpr = tl.int64 if WIDE else tl.int32
+    program = tl.program_id(0)
+    rest = (program // blocks).to(index) * ROWS + tl.arange(0, ROWS)
+    col = (program % blocks) * COLS + tl.arange(0, COLS)
+    mask = (rest < rows)[:, None] & (col < cols)[None, :]
+    sizes = (n6, n5, n4, n3, n2, n1, n0)
+    reads = (s6, s5, s4, s3, s2, s1, s0)
+    writes = (t6, t5, t4, t3, t2, t1, t0)
+    read = tl.zeros([ROWS], tl.int64)
+    write = tl.zeros([ROWS], tl.int64)
+    for axis in tl.static_range(AXES):
+        position = (rest % sizes[axis]).to(tl.int64)
         rest = rest // sizes[axis]
         read += position * reads[axis]
         write += position * writes[axis]
-    values = tl.load(source + read, mask=mask)
-    tl.store(target + write, values.to(target.dtype.element_ty), mask=mask)
+    from_col = col if UNIT_READ else col.to(tl.int64) * col_read
+    to_col = col if UNIT_WRITE else col.to(tl.int64) * col_write
+    values = tl.load(source + read[:, None] + from_col[None, :], mask=mask)
+    to = target + write[:, None] + to_col[None, :]
+    tl.store(to, values.to(target.dtype.element_ty), mask=mask)
 
 
 @triton.jit
