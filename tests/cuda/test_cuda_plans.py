@@ -20,7 +20,7 @@ from cuda_plans import (
 
 from normgrad import cli, verify
 from normgrad.backends.cuda.device import INTERPRETER, KNOWN
-from normgrad.backends.cuda.program import Fill, Ref, _joined
+from normgrad.backends.cuda.program import Fill, Ref, _copy, _joined
 from normgrad.backends.cuda.tiles import alignment, cut, power_of_two, share_out
 from normgrad.bench.suites import suite
 from normgrad.cli.plan import program_of, spec_of
@@ -495,6 +495,24 @@ def test_axes_of_a_copy_are_joined_where_both_sides_allow(seed):
     assert offsets(sizes, targets) == offsets(shape, dense)
     if all(read == step for read, step in zip(reads, dense, strict=True)):
         assert len(joined) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "wide"),
+    [
+        ((3 << 30,), (1,), True),
+        ((1 << 31, 2), (0, 1), True),
+        ((1 << 20, 1 << 10), (1 << 40, 1), False),
+        ((), (), False),
+    ],
+)
+def test_copies_count_in_as_many_bits_as_they_need(shape, strides, wide):
+    tensor = TensorSpec(shape, strides, "float32")
+    step = _copy(Ref("x", 0, "float32"), strides, Ref("", 0, "float32"), tensor, None)
+    given, sizes = dict(step.arguments), dict(step.constants)
+    assert sizes["WIDE"] == wide
+    assert given["rows"] * given["cols"] == tensor.size
+    assert step.grid[0] * sizes["ROWS"] * sizes["COLS"] >= tensor.size
 
 
 def test_an_expanded_gradient_is_copied_by_rows():

@@ -243,7 +243,7 @@ def _copy(
         "AXES": len(outer),
         "UNIT_READ": col_read == 1,
         "UNIT_WRITE": col_write == 1,
-        "WIDE": rows + height >= 1 << 31,
+        "WIDE": max(rows + height, cols + width) >= 1 << 31,
         "ROWS": height,
         "COLS": width,
     }

@@ -47,7 +47,7 @@ def strided_copy(
     index: tl.constexpr = tl.int64 if WIDE else tl.int32
     program = tl.program_id(0)
     rest = (program // blocks).to(index) * ROWS + tl.arange(0, ROWS)
-    col = (program % blocks) * COLS + tl.arange(0, COLS)
+    col = (program % blocks).to(index) * COLS + tl.arange(0, COLS)
     mask = (rest < rows)[:, None] & (col < cols)[None, :]
     sizes = (n6, n5, n4, n3, n2, n1, n0)
     reads = (s6, s5, s4, s3, s2, s1, s0)
