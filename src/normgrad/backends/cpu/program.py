@@ -27,6 +27,7 @@ JOINED_COLUMNS = 256
 STREAM_BYTES = 12 << 20
 STREAM_SEGMENT = 1024
 LAST_CACHE = 32 << 20
+MOST_TURNS = 6  # of large slabs, three phases each
 # Four rows are summed side by side where they are narrow, or all of x and dy fits a cache.
 NARROW_BYTES = 256
 NEAR_BYTES = 4 << 20
@@ -258,11 +259,16 @@ class Program:
             params[slots.GATHERED] = gathered
             params[slots.AT_PARTS] = self.reserve(slabs * pieces * 16)
             params[slots.AT_COEFFICIENTS] = self.reserve(slabs * 16)
-            if needs.sum_dy:
-                self.phase("units_in", slabs * pieces, self.format)
-            self.phase("join_units", slabs)
-            if self.spec.dx is not None:
-                self.phase("units_out", slabs * pieces, self.format)
+            together = self._together(slabs, elements)
+            params[slots.FAR] &= int(together == slabs)
+            for first in range(0, slabs, together):
+                last = min(first + together, slabs)
+                units = (last - first) * pieces
+                if needs.sum_dy:
+                    self.phase("units_in", units, self.format, argument=first * pieces)
+                self.phase("join_units", last - first, argument=first)
+                if self.spec.dx is not None:
+                    self.phase("units_out", units, self.format, argument=last * pieces)
         else:
             if by_row and self._without_gaps():
                 self._stream(elements)
@@ -363,6 +369,19 @@ class Program:
         if self.spec.dx is not None:
             self.phase("blocks_out", work, self.format, self.flat)
         self._join_samples()
+
+    def _together(self, slabs: int, elements: int) -> int:
+        """How many large slabs to sum before they are written: those that stay in the last cache.
+
+        All of them where that makes no difference: where they fit, where one does not, where data
+        are read once. For 20x6x65536 in float32 4.4 ms become 3.8, 4.0 with three quarters of the
+        cache.
+        """
+        both = self.needs.sum_dy and self.spec.dx is not None
+        each = 2 * elements * self.format.itemsize
+        some = max(LAST_CACHE // 2 // max(each, 1), _up(slabs, MOST_TURNS))
+        stays = some * each <= LAST_CACHE
+        return some if both and stays and slabs * each > LAST_CACHE else slabs
 
     def _row_steps(self, rows: int, by_row: bool) -> None:
         """Rows of batch norm are one run where every tensor steps evenly over all of them."""

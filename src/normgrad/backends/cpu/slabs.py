@@ -283,8 +283,6 @@ def unit_gradients(fmt, params, addresses, workspace, index):
     """The gradients of one unit of a slab that is split."""
     pieces = params[slots.PIECES]
     inner = params[slots.INNER]
-    # Backwards: what was summed last may still be in the cache.
-    index = params[slots.SLABS] * pieces - 1 - index
     slab = index // pieces
     unit = index - slab * pieces
     per_segment = -(-inner // params[slots.PIECE])
@@ -318,19 +316,20 @@ def slabs(fmt):
 
 
 def units_in(fmt):
-    """The task that sums a unit."""
+    """The task that sums a unit; ``argument`` is the first one's number."""
 
     def units_in_task(params, addresses, workspace, argument, index):
-        return unit_sums(fmt, params, addresses, workspace, index)
+        return unit_sums(fmt, params, addresses, workspace, argument + index)
 
     return units_in_task
 
 
 def units_out(fmt):
-    """The task that writes a unit."""
+    """The task that writes a unit; ``argument`` is one more than the last one's number."""
 
     def units_out_task(params, addresses, workspace, argument, index):
-        return unit_gradients(fmt, params, addresses, workspace, index)
+        # Backwards: what was summed last may still be in the cache.
+        return unit_gradients(fmt, params, addresses, workspace, argument - 1 - index)
 
     return units_out_task
 
@@ -338,7 +337,8 @@ def units_out(fmt):
 def join_units():
     """The task that adds the units of one slab and leaves its factors for the second pass."""
 
-    def join_units_task(params, addresses, workspace, argument, slab):
+    def join_units_task(params, addresses, workspace, argument, index):
+        slab = argument + index
         pieces = params[slots.PIECES]
         rstd = inverse_deviation(params, addresses, workspace, slab)
         parts = workspace + params[slots.AT_PARTS] + slab * pieces * 16

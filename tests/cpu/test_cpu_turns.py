@@ -1,0 +1,65 @@
+"""Few large slabs: some are summed and written before the next, so that they stay in the cache."""
+
+import numpy as np
+import pytest
+
+from normgrad import functional, verify
+from normgrad.backends.cpu import program
+from normgrad.cli.plan import spec_of
+from normgrad.plan import _make_plan, make_plan
+from normgrad.spec import Op
+
+pytest.importorskip("numba")
+
+
+@pytest.fixture
+def small_cache(monkeypatch):
+    """A last cache that is half full with one slab."""
+    _make_plan.cache_clear()
+    monkeypatch.setattr(program, "LAST_CACHE", 3 << 20)
+    yield
+    _make_plan.cache_clear()
+
+
+def phases(op, shape, groups=1):
+    case = verify.Case(id="turns", op=op, shape=shape, num_groups=groups)
+    return make_plan(spec_of(case, "float32"), "cpu").config.phases
+
+
+def test_slabs_take_turns(small_cache):
+    once = ("units_in", "join_units", "units_out")
+    made = [one.split()[0] for one in phases(Op.BATCH_NORM, (2, 5, 70000))]
+    assert made == [*once] * 5
+    made = [one.split()[0] for one in phases(Op.GROUP_NORM, (1, 12, 70000), 4)]
+    assert made == [*once] * 4 + ["join_samples"]
+    # One slab that does not stay, and more turns than there are phases for.
+    assert len(phases(Op.BATCH_NORM, (8, 2, 70000))) == 3
+    assert len(phases(Op.BATCH_NORM, (2, 31, 70000))) == 3
+
+
+@pytest.mark.parametrize("op", ["batch", "group"])
+def test_turns_change_no_bit(op, small_cache, monkeypatch):
+    rng = np.random.default_rng(3)
+    shape = (2, 6, 70001)
+    x = (5 + rng.standard_normal(shape)).astype("f4")
+    dy = rng.standard_normal(shape).astype("f4")
+    size = 6 if op == "batch" else 2 * 3
+    mean, rstd, gamma = (rng.random(count).astype("f4") for count in (size, size, 6))
+
+    def results():
+        out = tuple(np.full(one, np.nan, "f4") for one in (shape, (6,), (6,)))
+        if op == "batch":
+            call = functional.batch_norm_backward
+            return call(dy, x, gamma, None, None, mean, rstd, out=out, backend="cpu")
+        call = functional.group_norm_backward
+        return call(dy, x, mean, rstd, gamma, num_groups=3, out=out, backend="cpu")
+
+    turns = results()
+    monkeypatch.undo()
+    _make_plan.cache_clear()
+    import normgrad.dispatch
+
+    normgrad.dispatch._prepare.cache_clear()
+    for one, other in zip(turns, results(), strict=True):
+        assert not np.isnan(one).any()
+        assert one.tobytes() == other.tobytes()
