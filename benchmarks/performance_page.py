@@ -213,8 +213,8 @@ def cpu() -> Iterator[str]:
     again = load("cpu-again.json")
     yield ""
     yield (
-        f"An earlier run, of {again['settings']['started']}, copy {again['copy_gbps']:.0f} GB/s; it shows "
-        "how far such figures go (`benchmarks/results/cpu-again.json`):"
+        f"An earlier run, of {again['settings']['started']}, copy {again['copy_gbps']:.0f} GB/s; "
+        "it shows how far such figures go (`benchmarks/results/cpu-again.json`):"
     )
     yield ""
     yield from summary(again)
