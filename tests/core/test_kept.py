@@ -112,6 +112,20 @@ print((array == 1).all())
     assert told.stdout.strip() == "True"
 
 
+def test_results_that_live_until_the_end_leave_silently():
+    code = """
+import builtins, numpy as np
+from normgrad.arrays import dense_numpy
+from normgrad.spec import TensorSpec
+builtins.held = dense_numpy(TensorSpec.contiguous((5 << 20,), "float32"), np.dtype("f4"))
+"""
+    told = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", code],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert told.stderr == ""
+
+
 def test_torch_results():
     torch = pytest.importorskip("torch")
     rows, cols = 2048, LARGE // 4 // 2048
