@@ -16,16 +16,18 @@ GPU = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
     pytest.mark.skipif(interpreting(), reason="kernels run in Triton's interpreter"),
 ]
-# At least one for each strategy, of sizes that take 10 to 100 us each on an H200.
+# At least one for each strategy, of sizes that take 10 to 250 us each on an H200.
 REQUESTS = {
     "resident batch norm": ("batch_norm", "64x256x56x56", "bfloat16"),
     "resident batch norm, float32": ("batch_norm", "32x256x56x56", "float32"),
+    "resident batch norm, whole device": ("batch_norm", "2x16x128x128x128", "float32"),
     "resident batch norm, small images": ("batch_norm", "64x2048x7x7", "bfloat16"),
     "resident group norm": ("group_norm", "8x320x64x64", "bfloat16"),
     "two passes, planes": ("batch_norm", "16x64x28x28", "float64"),
     "two passes, columns": ("batch_norm", "16x64x28x28", "float64", "channels-last"),
     "resident columns": ("batch_norm", "64x512x14x14", "bfloat16", "channels-last"),
-    "resident columns, streamed": ("batch_norm", "64x256x56x56", "bfloat16", "channels-last"),
+    "resident columns, whole device": ("batch_norm", "64x256x56x56", "bfloat16", "channels-last"),
+    "resident columns, streamed": ("batch_norm", "64x64x112x112", "bfloat16", "channels-last"),
     "resident columns, groups": ("group_norm", "8x320x64x64", "bfloat16", "channels-last"),
     "whole rows": ("layer_norm", "4096x4096", "bfloat16"),
     "resident rows": ("layer_norm", "512x16384", "bfloat16"),

@@ -528,3 +528,20 @@ def test_an_expanded_gradient_is_copied_by_rows():
     given, sizes = dict(copy.arguments), dict(copy.constants)
     assert (given["rows"], given["cols"], sizes["AXES"]) == (64, 64, 2)
     assert (sizes["UNIT_READ"], sizes["UNIT_WRITE"]) == (True, True)
+
+
+def test_the_requests_for_gpus_launch_every_kernel_that_waits():
+    """What repeats, streams and graphs are tested with."""
+    calls = pytest.importorskip("cuda_calls")
+    met = {}
+    for request in calls.WAITING.values():
+        for step in launches(plan(*request)):
+            if step.cooperative:
+                met.setdefault(step.kernel, []).append(dict(step.constants))
+    assert set(met) == COPYING
+    slabs = met["planes.plane_slabs"]
+    assert any(one["CHUNKS"] > one["DEPTH"] for one in slabs)  # some of it in registers
+    assert any(one["BLOCK_CHANNELS"] > 1 for one in slabs)
+    columns = met["columns.column_slabs"]
+    assert any(one["OWN"] for one in columns)
+    assert any(one["GROUP"] for one in columns)
