@@ -11,6 +11,7 @@ import mmap
 import os
 from typing import Any
 
+from normgrad import hostmem
 from normgrad.errors import OptionError
 
 LEAST = 16 << 20  # bytes of a result from which on it pays
@@ -38,10 +39,14 @@ def _blocks(nbytes: int) -> Any:
 def take(nbytes: int) -> Any:
     """A buffer of so many bytes that nobody else uses, with any content."""
     memory = _fitting(nbytes) if _room() else None
+    fresh = memory is None
     if memory is None:
         memory = _map(-(-nbytes // _HUGE_PAGE) * _HUGE_PAGE)
     # By address: a buffer of the mapping's own would not let it go.
-    block = _blocks(nbytes).from_address(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    if fresh:
+        hostmem.ask_huge_pages(address, len(memory))
+    block = _blocks(nbytes).from_address(address)
     block.memory = memory
     return block
 
@@ -50,10 +55,7 @@ def _map(nbytes: int) -> mmap.mmap:
     if os.name != "posix":
         return mmap.mmap(-1, nbytes)
     # Private: a forked child has its own from its first write on.
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _fitting(nbytes: int) -> mmap.mmap | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from normgrad import cli
+from normgrad.cli import check_foreign
 
 HERE = Path(__file__).parent
 
@@ -80,6 +81,13 @@ def test_the_worst_element_is_named(capsys):
     line = next(line for line in capsys.readouterr().out.splitlines() if "/rows " in line)
     assert "ulp; dx[" in line
     assert ", should be " in line
+
+
+@pytest.mark.parametrize("peer", ["torch", "liger", "flaggems"])
+def test_peers_without_torch(peer, monkeypatch, capsys):
+    monkeypatch.setattr(check_foreign, "find_spec", lambda name: None)
+    assert cli.main(["check", "--impl", peer]) == 2
+    assert "--impl needs torch: pip install 'normgrad[torch]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

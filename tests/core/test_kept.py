@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -74,17 +75,20 @@ def test_a_wish_that_is_none(monkeypatch):
         make()
 
 
-def test_threads_never_get_the_same(monkeypatch):
-    wrong = []
+def test_threads_never_get_the_same():
+    lock, held, wrong = threading.Lock(), set(), []
 
-    def work(mark):
-        for _ in range(30):
+    def work():
+        for _ in range(200):
             array = make()
-            array[::4096] = mark
-            if (array[::4096] != mark).any():
-                wrong.append(mark)
+            with lock:
+                wrong.extend({address(array)} & held)
+                held.add(address(array))
+            time.sleep(0)  # another thread's turn
+            with lock:
+                held.remove(address(array))
 
-    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(4)]
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for one in threads:
         one.start()
     for one in threads:

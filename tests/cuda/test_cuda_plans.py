@@ -1,10 +1,5 @@
 """Kernel plans as pure functions: no GPU, no Triton."""
 
-import itertools
-import random
-import subprocess
-import sys
-
 import pytest
 from cuda_plans import (
     BYTES,
@@ -18,13 +13,13 @@ from cuda_plans import (
     tile_bytes,
 )
 
-from normgrad import cli, verify
+from normgrad import verify
 from normgrad.backends.cuda.device import INTERPRETER, KNOWN
-from normgrad.backends.cuda.program import Fill, Ref, _copy, _joined
+from normgrad.backends.cuda.program import Fill, Ref
 from normgrad.backends.cuda.tiles import alignment, cut, power_of_two, share_out
 from normgrad.bench.suites import suite
 from normgrad.cli.plan import program_of, spec_of
-from normgrad.spec import ROLES, Op, Spec, TensorSpec, row_major
+from normgrad.spec import ROLES
 
 DEVICES = {**KNOWN, "interpreter": INTERPRETER}
 SUITE = suite("h200", "cuda")
@@ -424,110 +419,6 @@ def test_teams_share_rows_evenly(resident, slabs):
         assert found.share <= 32
         assert (found.team - 1) * found.share < rows <= found.team * found.share
         assert found.teams * (found.rounds - 1) < slabs <= found.teams * found.rounds
-
-
-def test_plan_prints(capsys):
-    words = ["plan", "--op", "batch_norm", "--shape", "64x256x56x56", "--device", "a100"]
-    assert cli.main(words) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("batch_norm 64x256x56x56 bfloat16 contiguous on NVIDIA A100: resident")
-    assert "fill" in out[1]  # an A100 has no early launches
-    assert "plane_slabs[" in out[2]
-    assert "cooperative" in out[2]
-
-
-def test_plan_takes_every_option(capsys):
-    shape = ["--shape", "8x64x16x16", "--layout", "channels-last", "--dtype", "float16"]
-    assert cli.main(["plan", "--op", "group_norm", *shape, "--groups", "8", "--mask", "011"]) == 0
-    assert "G8 float16 channels-last mask 011" in capsys.readouterr().out
-    assert cli.main(["plan", "--op", "batch_norm", *shape, "--inference", "--mask", "100"]) == 0
-    assert "apply.column_apply" in capsys.readouterr().out
-    words = ["plan", "--op", "layer_norm", "--shape", "8x64x16", "--normalized", "2"]
-    assert cli.main([*words, "--statistics-dtype", "float64", "--device", "t4"]) == 0
-    assert "COMPUTE=float64" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--op batch_norm --shape 64", "input must have 2 to 8 axes"),
-        ("--op batch_norm --shape 4x5,6x7", "shape must be one shape"),
-        ("--op batch_norm --shape 4xx", "shape must be sizes joined by x"),
-        ("--op group_norm --shape 2x30x4", "num_groups must divide the number of channels, 30"),
-        ("--op group_norm --shape 2x30x4 --groups 0", "num_groups must be positive"),
-        ("--op layer_norm --shape 4x5 --layout channels-last", "layout must be contiguous"),
-        ("--op layer_norm --shape 4x5 --normalized 3", "normalized must be from 1 to 2 axes"),
-        ("--op layer_norm --shape 4x5 --inference", "inference must be left out"),
-        ("--op layer_norm --shape 4x5 --mask 11", "mask must have a bit for each of dx"),
-        ("--op layer_norm --shape 4x5 --mask 000", "mask must be bits with at least one 1"),
-    ],
-)
-def test_plan_says_what_is_wrong(words, message, capsys):
-    assert cli.main(["plan", *words.split(), "--device", "h200"]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_planning_loads_neither_torch_nor_triton():
-    code = """
-import sys
-from normgrad import cli
-assert cli.main("plan --op batch_norm --shape 64x256x56x56 --device h200".split()) == 0
-assert not {"torch", "triton", "numba"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_axes_of_a_copy_are_joined_where_both_sides_allow(seed):
-    """The same pairs of offsets in the same order, from as few axes as can be."""
-    pick = random.Random(seed)
-    shape = tuple(pick.choice((1, 2, 3, 4)) for _ in range(pick.randint(0, 5)))
-    dense = row_major(shape)
-    reads = tuple(pick.choice((step, step, 0, 2 * step)) for step in dense)
-    joined = _joined(shape, reads, dense)
-
-    def offsets(sizes, steps):
-        every = itertools.product(*(range(size) for size in sizes))
-        return [sum(at * step for at, step in zip(place, steps, strict=True)) for place in every]
-
-    sizes, sources, targets = zip(*joined, strict=True)
-    assert offsets(sizes, sources) == offsets(shape, reads)
-    assert offsets(sizes, targets) == offsets(shape, dense)
-    if all(read == step for read, step in zip(reads, dense, strict=True)):
-        assert len(joined) == 1
-
-
-@pytest.mark.parametrize(
-    ("shape", "strides", "wide"),
-    [
-        ((3 << 30,), (1,), True),
-        ((1 << 31, 2), (0, 1), True),
-        ((1 << 20, 1 << 10), (1 << 40, 1), False),
-        ((), (), False),
-    ],
-)
-def test_copies_count_in_as_many_bits_as_they_need(shape, strides, wide):
-    tensor = TensorSpec(shape, strides, "float32")
-    step = _copy(Ref("x", 0, "float32"), strides, Ref("", 0, "float32"), tensor, None)
-    given, sizes = dict(step.arguments), dict(step.constants)
-    assert sizes["WIDE"] == wide
-    assert given["rows"] * given["cols"] == tensor.size
-    assert step.grid[0] * sizes["ROWS"] * sizes["COLS"] >= tensor.size
-
-
-def test_an_expanded_gradient_is_copied_by_rows():
-    """What the backward of a mean over the sequence gives to layer norm."""
-    shape = (4, 16, 64)
-    x, line = TensorSpec.contiguous(shape, "float32"), TensorSpec.contiguous((64,), "float32")
-    rows = TensorSpec.contiguous((64,), "float32")
-    dy = TensorSpec(shape, (64, 0, 1), "float32")
-    operands = {"dy": dy, "x": x, "mean": rows, "rstd": rows, "gamma": line, "dx": x}
-    spec = Spec(op=Op.LAYER_NORM, normalized_shape=(64,), device="cuda:0", **operands)
-    copy = launches(program_of(spec, KNOWN["h200"]))[0]
-    assert copy.kernel == "copy.strided_copy"
-    given, sizes = dict(copy.arguments), dict(copy.constants)
-    assert (given["rows"], given["cols"], sizes["AXES"]) == (64, 64, 2)
-    assert (sizes["UNIT_READ"], sizes["UNIT_WRITE"]) == (True, True)
 
 
 def test_the_requests_for_gpus_launch_every_kernel_that_waits():

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from normgrad import verify
@@ -69,6 +70,9 @@ def _functions(args: argparse.Namespace) -> Iterable[Outcome]:
 
 def _implementation(target: str, op: str | None, arrays: str) -> foreign.Implementation:
     if target in ("torch", "liger", "flaggems"):
+        if find_spec("torch") is None:
+            rule = "needs torch: pip install 'normgrad[torch]'"
+            raise OptionError("--impl", rule, target)
         from normgrad.bench.peer_check import PeerImplementation
 
         return PeerImplementation(target)

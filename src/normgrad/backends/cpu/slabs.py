@@ -255,8 +255,8 @@ def whole_slabs(fmt, params, addresses, workspace, index):
 
 
 @jit.inner
-def unit_sums(fmt, params, addresses, workspace, index):
-    """The sums of one unit of a slab that is split: part of a segment, or some segments."""
+def unit_place(params, index):
+    """A unit's slab, its segments (first, count) and what it has of each (first, count)."""
     pieces = params[slots.PIECES]
     inner = params[slots.INNER]
     slab = index // pieces
@@ -266,6 +266,13 @@ def unit_sums(fmt, params, addresses, workspace, index):
     segments = min(params[slots.GATHERED], params[slots.SEGMENTS] - segment)
     first = unit % per_segment * params[slots.PIECE]
     length = min(params[slots.PIECE], inner - first)
+    return slab, segment, segments, first, length
+
+
+@jit.inner
+def unit_sums(fmt, params, addresses, workspace, index):
+    """The sums of one unit of a slab that is split: part of a segment, or some segments."""
+    slab, segment, segments, first, length = unit_place(params, index)
     mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
     dy = slab_start(params, addresses, workspace, slots.DY, slab) + first * size_of(fmt)
     x = slab_start(params, addresses, workspace, slots.X, slab) + first * size_of(fmt)
@@ -281,15 +288,7 @@ def unit_sums(fmt, params, addresses, workspace, index):
 @jit.inner
 def unit_gradients(fmt, params, addresses, workspace, index):
     """The gradients of one unit of a slab that is split."""
-    pieces = params[slots.PIECES]
-    inner = params[slots.INNER]
-    slab = index // pieces
-    unit = index - slab * pieces
-    per_segment = -(-inner // params[slots.PIECE])
-    segment = unit // per_segment * params[slots.GATHERED]
-    segments = min(params[slots.GATHERED], params[slots.SEGMENTS] - segment)
-    first = unit % per_segment * params[slots.PIECE]
-    length = min(params[slots.PIECE], inner - first)
+    slab, segment, segments, first, length = unit_place(params, index)
     mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
     rstd = inverse_deviation(params, addresses, workspace, slab)
     gamma_index = parameter(params, slab, segment)

@@ -26,8 +26,8 @@ _MOST_CHANNELS = 8  # channels of one plane: their sums are told apart by masks
 # Words of each block, where that many blocks would read the same one: 3 points for
 # 256x64x112x112 and 20x6x65536 in bfloat16, nothing or less for teams up to 80.
 _COPIES, _CROWD = 8, 96
-_SMALL_WARPS = 4
 _ALONE = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128)  # a slab in one block
+_WHOLE = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=9)
 
 
 def _blocks(
@@ -41,34 +41,36 @@ def _blocks(
 
     Tiles held in registers make room for what arrives during the wait, or for two teams where
     there was room for one: 2x64x128x128x128 in bfloat16 reads 65 % without, 93 with three.
+    Statistics a round ahead win 0 to 5 points in float32 and 1 in small blocks of batch norm; other
+    blocks have no registers left for them: -8 to 1.
     """
     most = multiprocessors
     if together > 1:
-        small = Block(
-            warps=_SMALL_WARPS, chunk_bytes=4 << 10, chunks=5, registers=128, held=1, most=5
-        )
+        small = Block(warps=4, chunk_bytes=4 << 10, chunks=5, registers=128, held=1, most=5)
         return (_ALONE, 1), (small, most), (_ALONE, 32 * most)
-    whole = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=9)
+    large = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128, held=3)
     if group:  # rows of 1024 16-bit elements for each warp
-        small = Block(
-            warps=_SMALL_WARPS, chunk_bytes=8 << 10, chunks=3, registers=128, held=2, most=4
-        )
-        held = 3 if itemsize == 4 else 4
-        large = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128, held=held)
-        return (_ALONE, 1), (small, most), (large, most), (whole, most), (large, 32 * most)
-    if itemsize == 4:
-        small = Block(warps=_SMALL_WARPS, chunk_bytes=4 << 10, chunks=6, registers=128, held=3)
-        large = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128, held=3)
+        small = Block(warps=4, chunk_bytes=8 << 10, chunks=3, registers=128, held=2, most=4)
+        large = large if itemsize == 4 else replace(large, held=4)
+        middle = large, _WHOLE
+    elif itemsize == 4:
+        small = Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=3)
         # Tiles of one vector a thread take few registers for their sums, so that more are held:
         # 2x64x128x128x128 reads 87 % instead of 84. 36 of them spill. Slabs that fit in shared
         # memory prefer larger tiles: 256x64x112x112 reads 86 % instead of 83.
-        whole = replace(whole, most=whole.chunks)
         fine = Block(warps=8, chunk_bytes=4 << 10, chunks=27, registers=255, held=22, most=33)
-        return (_ALONE, 1), (small, most), (whole, most), (fine, most), (large, 32 * most)
-    small = Block(warps=_SMALL_WARPS, chunk_bytes=4 << 10, chunks=6, registers=128, held=2, most=6)
-    # With 9 tiles and 3 teams 256x64x112x112 reads 77 %, with 8 and 2 teams 87.
-    large = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128, held=3, most=8)
-    return (_ALONE, 1), (small, most), (large, most), (whole, most), (large, 32 * most)
+        middle = replace(_WHOLE, most=_WHOLE.chunks), fine
+    else:
+        small = Block(
+            warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2, most=6, ahead=True
+        )
+        # With 9 tiles and 3 teams 256x64x112x112 reads 77 %, with 8 and 2 teams 87.
+        large = replace(large, most=8)
+        middle = large, _WHOLE
+    found = (_ALONE, 1), (small, most), *((one, most) for one in middle), (large, 32 * most)
+    if itemsize == 4:
+        return tuple((replace(block, ahead=True), blocks) for block, blocks in found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +145,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "CHUNKS": ceil_div(team.share, tiles.rows),
         "DEPTH": tiles.depth,
         "HELD": tiles.held,
-        # 0 to 5 points for float32, 1 for batch norm in small blocks; others have no registers
-        # left: -8 to 1.
-        "AHEAD": together == 1
-        and (max(itemsizes) == 4 or (not group and tiles.block.warps == _SMALL_WARPS)),
+        "AHEAD": tiles.block.ahead,
         "ROWS": tiles.rows,
         "COLS": tiles.cols,
         "VECTOR": 16 // max(itemsizes),

@@ -18,6 +18,7 @@ class Block:
     registers: int  # of a thread, at most
     held: int = 0  # tiles more in registers, for a while
     most: int = 0  # tiles of a block's share, at most; 0: as many as there is room for
+    ahead: bool = False  # loads statistics a round ahead
 
     @property
     def capacity(self) -> int:

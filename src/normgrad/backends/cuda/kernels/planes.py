@@ -30,22 +30,20 @@ from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 
 
 @jit
-def _rows(part, chunk, local, ROWS: tl.constexpr):
+def _rows(part, chunk, ROWS: tl.constexpr):
     """The rows of a tile in their slab, their planes, and whether they are this block's."""
-    first, share, rows, _, magic, _, _, _ = part
+    first, share, rows, _, magic, _, _, _, local, _ = part
     inside = chunk * ROWS + local
     row = first + inside
     return row, quotient(row, magic), (inside < share) & (row < rows)
 
 
 @jit
-def _elements(
-    part, chunk, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr
-):
+def _elements(part, chunk, ROWS: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):
     """Offsets of a tile's elements from the slab's first, and the mask."""
-    _, _, _, pieces, _, piece, run, plane_step = part
+    _, _, _, pieces, _, piece, run, plane_step, _, cols = part
     index: tl.constexpr = tl.int64 if WIDE else tl.int32
-    row, plane, ok = _rows(part, chunk, local, ROWS)
+    row, plane, ok = _rows(part, chunk, ROWS)
     inside = ((row - plane * pieces) * piece * ALIGN)[:, None] + cols[None, :]
     mask = ok[:, None] & (cols < piece * ALIGN)[None, :] & (inside < run * ALIGN)
     return (plane.to(index) * plane_step * ALIGN)[:, None] + inside, mask
@@ -68,15 +66,13 @@ def _ask(
     steps,
     part,
     chunk,
-    local,
-    cols,
     ROWS: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Ask for a tile."""
     x, dy, tiles_x, tiles_dy = data
-    at, mask = _elements(part, chunk, local, cols, ROWS, ALIGN, WIDE)
+    at, mask = _elements(part, chunk, ROWS, ALIGN, WIDE)
     origin = _origin(slab, steps, ALIGN)
     mask = mask & (slab < steps[0])
     async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
@@ -85,19 +81,9 @@ def _ask(
 
 
 @jit
-def _write(
-    dx,
-    result,
-    part,
-    chunk,
-    local,
-    cols,
-    ROWS: tl.constexpr,
-    ALIGN: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+def _write(dx, result, part, chunk, ROWS: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):
     """Dx of a tile."""
-    at, mask = _elements(part, chunk, local, cols, ROWS, ALIGN, WIDE)
+    at, mask = _elements(part, chunk, ROWS, ALIGN, WIDE)
     gl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)
 
 
@@ -189,17 +175,17 @@ def plane_slabs(
     own = (gl.arange(0, COLS, gl.SliceLayout(1, hot)) // PIXELS)[:, None] == chan[None, :]
     data = (x, dy, tiles_x, tiles_dy)
     steps = (slabs, split, outer_step, inner_step)
-    part = (first, share, rows, pieces, magic, piece, run, plane_step)
+    part = (first, share, rows, pieces, magic, piece, run, plane_step, local, cols)
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
-        _ask(data, ahead, slab, steps, part, ahead % CHUNKS, local, cols, ROWS, ALIGN, WIDE)
+        _ask(data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, ALIGN, WIDE)
     await_step_before(EARLY)  # it cleared the words
     if AHEAD:
         next_one = _statistics(mean, rstd, gamma, first_slab, slabs, eps, GROUP, VARIANCE)
     turn = slabs * 0
     zero = share >> 30
     for slab in tl.range(first_slab, slabs, teams):
-        now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step)
+        now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
         weights = ()
         held_x = ()
         held_dy = ()
@@ -215,7 +201,7 @@ def plane_slabs(
         if GROUP:
             group_start = (slab % split) * (rows // pieces)
             for chunk in gl.static_range(CHUNKS):
-                _, plane, ok = _rows(now, chunk, local, ROWS)
+                _, plane, ok = _rows(now, chunk, ROWS)
                 weights = weights + (load_or(gamma, group_start + plane, ok, 1.0, tl.float32),)
             s1 = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
             s2 = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
@@ -232,7 +218,7 @@ def plane_slabs(
                 held_x = held_x + (tile_x,)
                 later = slab + (chunk + DEPTH) // CHUNKS * teams
                 number = (chunk + DEPTH) % CHUNKS
-                _ask(data, slot, later, steps, now, number, local, cols, ROWS, ALIGN, WIDE)
+                _ask(data, slot, later, steps, now, number, ROWS, ALIGN, WIDE)
             if PHASE != 2:
                 # Masked elements of dy are 0, so their x does not matter.
                 wide = widen(tile_dy)
@@ -240,7 +226,7 @@ def plane_slabs(
                 if GROUP:
                     r1, r2 = sum_pairs(wide, product, 1)
                     if partials is not None:
-                        row, _, ok = _rows(now, chunk, local, ROWS)
+                        row, _, ok = _rows(now, chunk, ROWS)
                         to = rows.to(tl.int64) * slab + row
                         gl.store(partials + to, r1, mask=ok)
                         gl.store(partials + slabs.to(tl.int64) * rows + to, r2, mask=ok)
@@ -320,7 +306,7 @@ def plane_slabs(
                 rs = load_rstd(rstd, column, col_ok, eps, VARIANCE, tl.float32)[None, :]
                 factor = load_or(gamma, column, col_ok, 1.0, tl.float32)[None, :] * rs
             tilt, shift = coefficients(rs, factor, t1, t2, count)
-        now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step)
+        now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
         target = dx + _origin(slab, steps, ALIGN)
         for rest in gl.static_range(CHUNKS - HELD):  # first those that make room
             slot = rest + HELD if DEPTH == CHUNKS else (turn + rest + HELD) % DEPTH
@@ -329,16 +315,16 @@ def plane_slabs(
                 wide = widen(tiles_dy.index(slot).load(tile))
                 centred = widen(tiles_x.index(slot).load(tile)) - centre
                 result = wide * scale + (centred * tilt + shift)
-                _write(target, result, now, rest + HELD, local, cols, ROWS, ALIGN, WIDE)
+                _write(target, result, now, rest + HELD, ROWS, ALIGN, WIDE)
             later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
             number = (rest + HELD + DEPTH) % CHUNKS
-            _ask(data, slot, later, steps, now, number, local, cols, ROWS, ALIGN, WIDE)
+            _ask(data, slot, later, steps, now, number, ROWS, ALIGN, WIDE)
         for chunk in gl.static_range(HELD):
             if PHASE != 1:
                 scale = weights[chunk][:, None] * factor if GROUP else factor
                 wide = widen_again(held_dy[chunk], zero)
                 centred = widen_again(held_x[chunk], zero) - centre
                 result = wide * scale + (centred * tilt + shift)
-                _write(target, result, now, chunk, local, cols, ROWS, ALIGN, WIDE)
+                _write(target, result, now, chunk, ROWS, ALIGN, WIDE)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)

@@ -34,20 +34,11 @@ def _add_fours(a, b, c, d, e, f, g, h):
 def _request(
     tiles_x,
     tiles_dy,
-    centres,
-    scales,
+    shared,  # of mean and rstd
+    data,  # x, dy, mean, rstd
+    part,
     slot,
-    x,
-    dy,
-    mean,
-    rstd,
     row,
-    rows,
-    column,
-    limit,
-    x_row,
-    dy_row,
-    one,
     COLS: tl.constexpr,
     CHUNKS: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -58,6 +49,8 @@ def _request(
     The statistics too: a value that every thread loads alike becomes a uniform register, and the
     move into that waits for the load at once.
     """
+    x, dy, mean, rstd = data
+    rows, column, limit, x_row, dy_row, one = part
     there = row < rows
     far = row.to(tl.int64)
     from_x = x + far * x_row * ALIGN + column
@@ -67,8 +60,8 @@ def _request(
         to_x, to_dy = tiles_x[chunk].index(slot), tiles_dy[chunk].index(slot)
         async_copy.async_copy_global_to_shared(to_x, from_x + chunk * COLS, mask)
         async_copy.async_copy_global_to_shared(to_dy, from_dy + chunk * COLS, mask)
-    async_copy.async_copy_global_to_shared(centres.index(slot), mean + row + one, there)
-    async_copy.async_copy_global_to_shared(scales.index(slot), rstd + row + one, there)
+    async_copy.async_copy_global_to_shared(shared[0].index(slot), mean + row + one, there)
+    async_copy.async_copy_global_to_shared(shared[1].index(slot), rstd + row + one, there)
     async_copy.commit_group()
 
 
@@ -123,30 +116,14 @@ def layer_teams(
     first = gl.program_id(0) // team
     column = member * width * ALIGN + gl.arange(0, COLS, tile)
     limit = tl.minimum(length, (member + 1) * width * ALIGN)
-    one = gl.arange(0, 1, tile)
+    shared = (centres, scales)
+    data = (x, dy, mean, rstd)
+    part = (rows, column, limit, x_row, dy_row, gl.arange(0, 1, tile))
     for ahead in gl.static_range(RING):
+        row = first + ahead * teams
         _request(
-            tiles_x,
-            tiles_dy,
-            centres,
-            scales,
-            ahead,
-            x,
-            dy,
-            mean,
-            rstd,
-            first + ahead * teams,
-            rows,
-            column,
-            limit,
-            x_row,
-            dy_row,
-            one,
-            COLS,
-            CHUNKS,
-            ALIGN,
-            EVEN,
-        )
+            tiles_x, tiles_dy, shared, data, part, ahead, row, COLS, CHUNKS, ALIGN, EVEN
+        )  # fmt: skip
     weights = ()
     sums_gamma = ()
     sums_beta = ()
@@ -212,28 +189,10 @@ def layer_teams(
             for chunk in gl.static_range(CHUNKS):
                 again_x = again_x + (tiles_x[chunk].index(done).load(tile),)
                 again_dy = again_dy + (tiles_dy[chunk].index(done).load(tile),)
+            after = earlier + RING * teams
             _request(
-                tiles_x,
-                tiles_dy,
-                centres,
-                scales,
-                done,
-                x,
-                dy,
-                mean,
-                rstd,
-                earlier + RING * teams,
-                rows,
-                column,
-                limit,
-                x_row,
-                dy_row,
-                one,
-                COLS,
-                CHUNKS,
-                ALIGN,
-                EVEN,
-            )
+                tiles_x, tiles_dy, shared, data, part, done, after, COLS, CHUNKS, ALIGN, EVEN
+            )  # fmt: skip
             # dx = (g - u1 / length - xhat * u2 / length) * rs, in two steps an element.
             tilt = u2 * inverse * -factor * factor
             shift = u1 * inverse * -factor

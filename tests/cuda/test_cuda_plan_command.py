@@ -1,0 +1,59 @@
+"""`normgrad plan`: what it prints, what it refuses, what it loads."""
+
+import subprocess
+import sys
+
+import pytest
+
+from normgrad import cli
+
+
+def test_plan_prints(capsys):
+    words = ["plan", "--op", "batch_norm", "--shape", "64x256x56x56", "--device", "a100"]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("batch_norm 64x256x56x56 bfloat16 contiguous on NVIDIA A100: resident")
+    assert "fill" in out[1]  # an A100 has no early launches
+    assert "plane_slabs[" in out[2]
+    assert "cooperative" in out[2]
+
+
+def test_plan_takes_every_option(capsys):
+    shape = ["--shape", "8x64x16x16", "--layout", "channels-last", "--dtype", "float16"]
+    assert cli.main(["plan", "--op", "group_norm", *shape, "--groups", "8", "--mask", "011"]) == 0
+    assert "G8 float16 channels-last mask 011" in capsys.readouterr().out
+    assert cli.main(["plan", "--op", "batch_norm", *shape, "--inference", "--mask", "100"]) == 0
+    assert "apply.column_apply" in capsys.readouterr().out
+    words = ["plan", "--op", "layer_norm", "--shape", "8x64x16", "--normalized", "2"]
+    assert cli.main([*words, "--statistics-dtype", "float64", "--device", "t4"]) == 0
+    assert "COMPUTE=float64" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--op batch_norm --shape 64", "input must have 2 to 8 axes"),
+        ("--op batch_norm --shape 4x5,6x7", "shape must be one shape"),
+        ("--op batch_norm --shape 4xx", "shape must be sizes joined by x"),
+        ("--op group_norm --shape 2x30x4", "num_groups must divide the number of channels, 30"),
+        ("--op group_norm --shape 2x30x4 --groups 0", "num_groups must be positive"),
+        ("--op layer_norm --shape 4x5 --layout channels-last", "layout must be contiguous"),
+        ("--op layer_norm --shape 4x5 --normalized 3", "normalized must be from 1 to 2 axes"),
+        ("--op layer_norm --shape 4x5 --inference", "inference must be left out"),
+        ("--op layer_norm --shape 4x5 --mask 11", "mask must have a bit for each of dx"),
+        ("--op layer_norm --shape 4x5 --mask 000", "mask must be bits with at least one 1"),
+    ],
+)
+def test_plan_says_what_is_wrong(words, message, capsys):
+    assert cli.main(["plan", *words.split(), "--device", "h200"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_planning_loads_neither_torch_nor_triton():
+    code = """
+import sys
+from normgrad import cli
+assert cli.main("plan --op batch_norm --shape 64x256x56x56 --device h200".split()) == 0
+assert not {"torch", "triton", "numba"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
