@@ -33,9 +33,11 @@ $(VENV)/.base: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e .
 	touch $@
 
-# pip, not uv: only pip sees the CPU build of torch that a machine may keep on disk.
-$(VENV)/.dev: $(VENV)/bin/python pyproject.toml
+# pip, not uv: only pip sees the CPU build of torch that a machine may keep on disk. The Triton that
+# the tests are for, whatever torch asked for: its CUDA build pins another one.
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml Makefile
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps triton==3.6.0
 	touch $@ $(VENV)/.base
 
 $(VENV)/.docs: $(VENV)/bin/python pyproject.toml
