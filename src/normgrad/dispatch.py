@@ -57,7 +57,11 @@ def compute(
 ) -> tuple[Array | None, ...]:
     """Results in the order of the operator's; ``arrays`` are in the order of ``spec.ROLES``."""
     seen, present = _outline(op, arrays, unread, settings, mask, param_grad_dtype, backend, out)
-    for same, known in _known.get(seen, ()) if seen is not None else ():
+    try:
+        entries = _known.get(seen, ())
+    except TypeError:  # an option or a shape that is none
+        entries, seen = (), None
+    for same, known in entries:
         if same(*present):
             results = known(arrays, out)
             if results is not None:
@@ -133,7 +137,7 @@ def _outline(
     backend: Any,
     out: Any,
 ) -> tuple[Any, list[Any]]:
-    """What tells most calls apart, and the arrays; None if not even that can be read."""
+    """What tells most calls apart, if it can be hashed, and the arrays; None where nothing does."""
     if mask.__class__ is not tuple and mask.__class__ is not list:
         return None, []
     if unread:
@@ -144,12 +148,7 @@ def _outline(
     # Of mask too the types: a 1 equals True and is an error.
     kinds = tuple(map(type, bits + arrays))
     shape = getattr(present[0], "shape", None) if present else None
-    key = (op, settings, param_grad_dtype, backend, bits, kinds, shape)
-    try:
-        hash(key)
-    except TypeError:  # an option or a shape that is none
-        return None, []
-    return key, present
+    return (op, settings, param_grad_dtype, backend, bits, kinds, shape), present
 
 
 @functools.cache

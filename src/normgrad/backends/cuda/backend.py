@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from normgrad.backends.cuda.device import INTERPRETER, device_of
 from normgrad.backends.cuda.launch import interpreting, run_program
+from normgrad.backends.cuda.mail import Mail
 from normgrad.backends.cuda.program import Program
 from normgrad.geometry import Geometry
 from normgrad.plan import Plan
@@ -16,6 +17,7 @@ class CudaBackend:
     """NVIDIA GPUs through Triton."""
 
     name = "cuda"
+    interpreted_mail: Mail | None = None  # for tests: on a GPU the default stream decides
 
     def unavailable(self) -> str | None:
         """It needs torch, Triton and a GPU, or Triton's interpreter."""
@@ -53,17 +55,32 @@ class CudaBackend:
         if interpreting():
             from normgrad.backends.cuda.interpret import interpret
 
-            interpret(program, plan.spec, addresses, workspace)
+            interpret(program, plan.spec, addresses, workspace, self.interpreted_mail)
             return
-        bases = [*addresses, workspace]
-        index = _index(plan.spec.device)
-        if _current_device()() == index:
-            run_program(program, index, bases, stream)
-        else:
-            import torch
+        _run(program, _index(plan.spec.device), [*addresses, workspace], stream)
 
-            with torch.cuda.device(index):
-                run_program(program, index, bases, stream)
+    def bound(self, plan: Plan) -> Callable[[list[int | None], int | None, int], None]:
+        """The same for one plan, with less to look at; it may change the list."""
+        program, index = plan.config, _index(plan.spec.device)
+        if interpreting() or plan.idle:
+            return plan.run
+        assert isinstance(program, Program)
+
+        def run(addresses: list[int | None], workspace: int | None, stream: int) -> None:
+            addresses.append(workspace)
+            _run(program, index, addresses, stream)
+
+        return run
+
+
+def _run(program: Program, index: int, bases: Sequence[int | None], stream: int) -> None:
+    if _current_device()() == index:
+        run_program(program, index, bases, stream)
+    else:
+        import torch
+
+        with torch.cuda.device(index):
+            run_program(program, index, bases, stream)
 
 
 @functools.cache

@@ -7,8 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from normgrad.backends.cuda import mail
 from normgrad.backends.cuda.device import device_of
-from normgrad.backends.cuda.program import SLOTS, Fill, Launch, Program, Ref
+from normgrad.backends.cuda.program import NUMBER, SLOTS, Fill, Launch, Program, Ref
 
 _POINTERS = {
     "float16": "*fp16",
@@ -18,6 +19,7 @@ _POINTERS = {
     "int32": "*i32",
     "int64": "*i64",
     "uint64": "*u64",
+    NUMBER: "i32",
 }
 
 
@@ -42,12 +44,24 @@ def run_program(program: Program, index: int, bases: Sequence[int | None], strea
     if program.unaligned is not None and not aligned:
         _run_unaligned(program.unaligned, index, bases, stream)
         return
-    prepared = program.prepared.get((index, aligned))
+    mailed = stream == 0 and 0 < program.words <= mail.MOST
+    prepared = program.prepared.get((index, aligned, mailed))
     if prepared is None:
-        prepared = [_prepare(step, index, aligned) for step in program.steps]
-        program.prepared[index, aligned] = prepared
-    for step in prepared:
-        step(bases, stream)
+        steps = mail.with_mail(program) if mailed else program.steps
+        prepared = [_prepare(step, index, aligned) for step in steps]
+        program.prepared[index, aligned, mailed] = prepared
+    if not mailed:
+        for step in prepared:
+            step(bases, stream)
+        return
+    post = mail.mail_of(index)
+    try:
+        bases = [*bases, *post.take(program.words)]
+        for step in prepared:
+            step(bases, stream)
+    except BaseException:
+        post.forget()
+        raise
 
 
 def _run_unaligned(program: Program, index: int, bases: Sequence[int | None], stream: int) -> None:
@@ -110,6 +124,10 @@ def constants_of(step: Launch) -> dict[str, Any]:
     return constants | {name: None for name, value in step.arguments if value is None}
 
 
+def _divisible(ref: Ref) -> bool:
+    return ref.dtype != NUMBER and ref.offset % 16 == 0
+
+
 def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
     """A compiled kernel for a GPU of this capability; needs no GPU."""
     import triton
@@ -127,7 +145,7 @@ def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
     attributes = {
         (position,): [["tt.divisibility", 16]]
         for position, name in enumerate(names)
-        if isinstance(ref := given.get(name), Ref) and aligned and ref.offset % 16 == 0
+        if isinstance(ref := given.get(name), Ref) and aligned and _divisible(ref)
     }
     options: dict[str, Any] = {
         "num_warps": step.warps,
@@ -154,11 +172,9 @@ def _prepare_kernel(step: Launch, index: int, aligned: bool) -> Any:
     names = kernel_of(step.kernel).arg_names
     values = dict(step.arguments) | constants_of(step)
     template: list[Any] = [values[name] for name in names]
-    slots = [
-        (position, SLOTS[value.role], value.offset)
-        for position, value in enumerate(template)
-        if isinstance(value, Ref)
-    ]
+    refs = [(at, value) for at, value in enumerate(template) if isinstance(value, Ref)]
+    whole = [(at, SLOTS[ref.role]) for at, ref in refs if not ref.offset]
+    pieces = [(at, SLOTS[ref.role], ref.offset) for at, ref in refs if ref.offset]
     launch, (x, y, z) = compiled.run, step.grid
     function, metadata = compiled.function, compiled.packed_metadata
     before: tuple[Any, ...] = (metadata, None, None, None)
@@ -169,7 +185,9 @@ def _prepare_kernel(step: Launch, index: int, aligned: bool) -> Any:
 
     def run(bases: Sequence[Any], stream: int) -> None:
         arguments = template.copy()
-        for position, slot, offset in slots:
+        for position, slot in whole:
+            arguments[position] = bases[slot]
+        for position, slot, offset in pieces:
             arguments[position] = bases[slot] + offset
         launch(x, y, z, stream, function, *before, *arguments)
 

@@ -18,9 +18,9 @@ from normgrad.backends.cuda.kernels.columns import (
     write_tile,
 )
 from normgrad.backends.cuda.kernels.common import (
-    await_step_before,
     fresh,
     load_or,
+    ready_words,
     sum_pairs,
     widen,
     widen_again,
@@ -48,6 +48,8 @@ def column_streams(
     dbeta,
     partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
     words,  # [slabs, parts, SPANS, bins]; one part more with OWN: the totals
+    stale,  # words of the call before, to be cleared for the next
+    stale_words,
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -116,7 +118,8 @@ def column_streams(
     for ahead in tl.range(0, FIXED):
         number = zero + HELD + ahead
         copy_tile(data, DEPTH + ahead, first_slab, number, part, local, cols, ROWS, ALIGN)
-    await_step_before(EARLY)  # it cleared the words
+    threads: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    ready_words(stale, stale_words, gl.arange(0, 32 * WARPS, threads), EARLY, 32 * WARPS)
     turn = zero
     for slab in tl.range(first_slab, slabs, teams):
         now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))

@@ -18,7 +18,6 @@ columns and publishes the totals, and everybody reads those.
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
-    await_step_before,
     await_words,
     coefficients,
     fresh,
@@ -26,6 +25,7 @@ from normgrad.backends.cuda.kernels.common import (
     load_rstd,
     pack_pair,
     publish,
+    ready_words,
     store_as,
     sum_pairs,
     unpack_pair,
@@ -275,6 +275,8 @@ def column_slabs(
     dbeta,
     partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
     words,  # [slabs, parts, SPANS, bins]; one part more with OWN: the totals
+    stale,  # words of the call before, to be cleared for the next
+    stale_words,
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -337,7 +339,8 @@ def column_slabs(
     for ahead in (gl.static_range if FEW else tl.range)(0, DEPTH):
         early = first_slab + ahead // CHUNKS * teams
         copy_tile(data, ahead, early, ahead % CHUNKS, part, local, cols, ROWS, ALIGN)
-    await_step_before(EARLY)  # it cleared the words
+    threads: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    ready_words(stale, stale_words, gl.arange(0, 32 * WARPS, threads), EARLY, 32 * WARPS)
     turn = slabs * 0
     for slab in tl.range(first_slab, slabs, teams):
         now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))

@@ -11,7 +11,6 @@ instead of five.
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
-    await_step_before,
     await_words,
     coefficients,
     fresh,
@@ -20,6 +19,7 @@ from normgrad.backends.cuda.kernels.common import (
     pack_pair,
     publish,
     quotient,
+    ready_words,
     store_as,
     sum_pairs,
     unpack_pair,
@@ -109,6 +109,8 @@ def plane_slabs(
     dbeta,
     partials,  # group norm: sum of dy of each row, then sum of dy * (x - mean)
     words,  # [slabs, COPIES, team, CHANNEL_TILE]
+    stale,  # words of the call before, to be cleared for the next
+    stale_words,
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -179,7 +181,7 @@ def plane_slabs(
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
         _ask(data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, ALIGN, WIDE)
-    await_step_before(EARLY)  # it cleared the words
+    ready_words(stale, stale_words, gl.arange(0, 32 * WARPS, line), EARLY, 32 * WARPS)
     if AHEAD:
         next_one = _statistics(mean, rstd, gamma, first_slab, slabs, eps, GROUP, VARIANCE)
     turn = slabs * 0

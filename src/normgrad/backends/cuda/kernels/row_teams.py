@@ -11,13 +11,13 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
     INTERPRETED,
-    await_step_before,
     await_words,
     let_next_start,
     load_or,
     look_at_words,
     pack_pair,
     publish,
+    ready_words,
     sum_pairs,
     unpack_pair,
     widen,
@@ -75,6 +75,8 @@ def layer_teams(
     gamma,
     partials,  # [teams, 2, cols]: dgamma and dbeta of each team's rows
     words,  # [rows, team]
+    stale,  # words of the call before, to be cleared for the next
+    stale_words,
     rows,
     cols,  # over ALIGN
     width,  # columns of a block, over ALIGN
@@ -133,8 +135,8 @@ def layer_teams(
         if partials is not None:
             sums_gamma = sums_gamma + (gl.zeros([COLS], tl.float32, tile),)
             sums_beta = sums_beta + (gl.zeros([COLS], tl.float32, tile),)
-    await_step_before(EARLY)  # it cleared the words
     partner = gl.arange(0, THREADS, box)
+    ready_words(stale, stale_words, partner, EARLY, THREADS)
     seen = gl.zeros([THREADS], tl.uint64, box)
     steps = (rows - first + teams - 1) // teams
     for step in tl.range(0, steps + LAG):
