@@ -8,9 +8,6 @@ from normgrad.arrays import Array
 from normgrad.dispatch import compute
 from normgrad.spec import STATISTIC_KINDS, Op, StatisticKind
 
-_ALL = (True, True, True)
-_ALL_SUMS = (True, True, True, True)
-
 
 class Gradients(NamedTuple):
     """What a backward pass gives; None where the mask is False."""
@@ -40,7 +37,7 @@ def batch_norm_backward(
     *,
     training: bool = True,
     eps: float = 1e-5,
-    output_mask: Sequence[bool] = _ALL,
+    output_mask: Sequence[bool] = options.ALL,
     channel_axis: int = 1,
     save_invstd_is: StatisticKind = "invstd",
     param_grad_dtype: Any = None,
@@ -55,9 +52,11 @@ def batch_norm_backward(
     """
     training = options.flag("training", training)
     rstd_is = options.choice("save_invstd_is", save_invstd_is, STATISTIC_KINDS)
+    unread: tuple[tuple[str, Array | None], ...] = ()
     if training:
         mean, rstd = save_mean, save_invstd
-        unread = (("running_mean", running_mean), ("running_var", running_var))
+        if running_mean is not None or running_var is not None:
+            unread = (("running_mean", running_mean), ("running_var", running_var))
     else:
         mean, rstd, rstd_is = running_mean, running_var, "variance"
         unread = (("save_mean", save_mean), ("save_invstd", save_invstd))
@@ -82,7 +81,7 @@ def batch_norm_reduce_backward(
     invstd: Array,
     weight: Array | None = None,
     *,
-    output_mask: Sequence[bool] = _ALL_SUMS,
+    output_mask: Sequence[bool] = options.ALL_SUMS,
     channel_axis: int = 1,
     param_grad_dtype: Any = None,
     out: Sequence[Array | None] | None = None,
@@ -134,7 +133,7 @@ def layer_norm_backward(
     weight: Array | None = None,
     bias: Array | None = None,
     *,
-    output_mask: Sequence[bool] = _ALL,
+    output_mask: Sequence[bool] = options.ALL,
     param_grad_dtype: Any = None,
     out: Sequence[Array | None] | None = None,
     backend: str | None = None,
@@ -161,7 +160,7 @@ def group_norm_backward(
     weight: Array | None = None,
     *,
     num_groups: int = 32,
-    output_mask: Sequence[bool] = _ALL,
+    output_mask: Sequence[bool] = options.ALL,
     channel_axis: int = 1,
     param_grad_dtype: Any = None,
     out: Sequence[Array | None] | None = None,

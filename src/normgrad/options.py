@@ -6,6 +6,10 @@ from typing import Any
 from normgrad.dtypes import FLOATS
 from normgrad.errors import DtypeError, OptionError
 
+# Every result is wanted: of most operators, and of the sums.
+ALL = (True, True, True)
+ALL_SUMS = (True, True, True, True)
+
 
 def flag(name: str, value: Any) -> bool:
     """True or False, of Python or of NumPy; a 0 or a "no" is more likely a mistake."""

@@ -3,11 +3,13 @@
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from normgrad.backends.cuda.device import INTERPRETER, device_of
-from normgrad.backends.cuda.launch import interpreting, run_program
-from normgrad.backends.cuda.mail import Mail
+from normgrad.backends.cuda.launch import Ready, has_mail, interpreting, run_program
+from normgrad.backends.cuda.mail import Mail, mail_of
 from normgrad.backends.cuda.program import Program
+from normgrad.backends.cuda.written import Result, Site, write
 from normgrad.geometry import Geometry
 from normgrad.plan import Plan
 from normgrad.spec import Spec
@@ -57,30 +59,38 @@ class CudaBackend:
 
             interpret(program, plan.spec, addresses, workspace, self.interpreted_mail)
             return
-        _run(program, _index(plan.spec.device), [*addresses, workspace], stream)
+        index, bases = _index(plan.spec.device), [*addresses, workspace]
+        if _current_device()() == index:
+            run_program(program, index, bases, stream)
+        else:
+            import torch
 
-    def bound(self, plan: Plan) -> Callable[[list[int | None], int | None, int], None]:
-        """The same for one plan, with less to look at; it may change the list."""
+            with torch.cuda.device(index):
+                run_program(program, index, bases, stream)
+
+    def written(
+        self,
+        plan: Plan,
+        operands: Sequence[bool],
+        results: Sequence[Result | None],
+        scratch: Callable[[int, int], int],
+        general: Callable[[list[int | None], Any], None],
+    ) -> Callable[..., tuple[Any, ...]] | None:
+        """A call on plain tensors, written out; None until the general one has compiled it."""
         program, index = plan.config, _index(plan.spec.device)
         if interpreting() or plan.idle:
-            return plan.run
-        assert isinstance(program, Program)
-
-        def run(addresses: list[int | None], workspace: int | None, stream: int) -> None:
-            addresses.append(workspace)
-            _run(program, index, addresses, stream)
-
-        return run
-
-
-def _run(program: Program, index: int, bases: Sequence[int | None], stream: int) -> None:
-    if _current_device()() == index:
-        run_program(program, index, bases, stream)
-    else:
+            return None
         import torch
 
-        with torch.cuda.device(index):
-            run_program(program, index, bases, stream)
+        assert isinstance(program, Program)
+        mailed = has_mail(program)
+        steps: list[Ready] | None = program.prepared.get((index, True, mailed))
+        if steps is None or not all(step.arguments for step in steps):
+            return None
+        stream = torch._C._cuda_getCurrentRawStream
+        site = Site(index, _current_device(), stream, scratch, mail_of)
+        sizes = (plan.workspace_bytes, program.words if mailed else 0)
+        return write(steps, program.slots, sizes, operands, results, site, general)
 
 
 @functools.cache
