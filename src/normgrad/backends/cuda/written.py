@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from normgrad.backends.cuda.program import SLOTS, Ref
 
-# A tensor to be made by an operand, arrays[source].new_empty_strided(shape, strides, dtype):
-# its slot, source, shape, strides, and its dtype if that is not the operand's own.
-Result = tuple[int, int, tuple[int, ...], tuple[int, ...], Any]
+# A tensor to be made by an operand, arrays[source].new_empty_strided(shape, strides, dtype): its
+# slot, source, shape (None: it is just like the operand), strides, and its dtype if not the same.
+Result = tuple[int, int, tuple[int, ...] | None, tuple[int, ...], Any]
 
 
 class Site(NamedTuple):
@@ -21,6 +21,7 @@ class Site(NamedTuple):
     gpu: int
     current: Callable[[], int]  # GPU
     stream: Callable[[int], int]
+    empty_like: Callable[[Any], Any]
     scratch: Callable[[int, int], int]  # of a GPU, so many bytes
     post: Callable[[int], Any]  # words between blocks
 
@@ -44,7 +45,8 @@ def write(
         known.add(slot)
         names |= {f"shape{slot}": shape, f"strides{slot}": strides, f"dtype{slot}": dtype}
         kind = "" if dtype is None else f", dtype=dtype{slot}"
-        lines.append(f"r{slot} = a{source}.new_empty_strided(shape{slot}, strides{slot}{kind})")
+        made = f"a{source}.new_empty_strided(shape{slot}, strides{slot}{kind})"
+        lines.append(f"r{slot} = {made if shape is not None else f'empty_like(a{source})'}")
         lines.append(f"p{slot} = r{slot}.data_ptr()")
     addresses = [f"p{slot}" if slot in known else "None" for slot in range(SLOTS[""])]
     bits = " | ".join(f"p{slot}" for slot in touched if slot in known)

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
     await_step_before,
+    let_next_start,
     load_or,
     load_rstd,
     store_as,
@@ -43,8 +44,11 @@ def plane_sums(
     ALIGN: tl.constexpr,
     COMPUTE: tl.constexpr,
     STAGES: tl.constexpr,
+    NEXT: tl.constexpr,  # the launch that joins the sums may start before this one is done
 ):
     """Channels first; strides and ``run`` come divided by ALIGN."""
+    if NEXT:
+        let_next_start()
     unit = tl.program_id(0) // splits
     part = tl.program_id(0) % splits
     outer = (unit // channels).to(tl.int64)
@@ -229,6 +233,7 @@ def finish_parameters(
     group_size,
     CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
+    TIMES: tl.constexpr,
     COMPUTE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -239,13 +244,14 @@ def finish_parameters(
     s1 = tl.zeros([CHANNELS, PARTS], COMPUTE)
     s2 = tl.zeros([CHANNELS, PARTS], COMPUTE)
     second = units.to(tl.int64) * splits
-    for first in range(0, samples * splits, PARTS):
-        part = first + tl.arange(0, PARTS)
+    # A few times: all loads are on their way at once.
+    for time in (tl.static_range if TIMES <= 8 else tl.range)(0, TIMES):
+        part = time * PARTS + tl.arange(0, PARTS)
         mask = ok[:, None] & (part < samples * splits)[None, :]
         unit = (part // splits)[None, :] * channels + channel[:, None]
         at = partials + unit.to(tl.int64) * splits + (part % splits)[None, :]
-        s1 += tl.load(at, mask=mask, other=0.0)
         scale = load_or(rstd, unit // group_size, mask, 1.0, COMPUTE)
+        s1 += tl.load(at, mask=mask, other=0.0)
         s2 += tl.load(at + second, mask=mask, other=0.0) * scale
     t1, t2 = sum_pairs(s1, s2, 1)
     store_as(dbeta, channel, t1, ok)
