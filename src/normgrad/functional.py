@@ -8,6 +8,8 @@ from normgrad.arrays import Array
 from normgrad.dispatch import compute
 from normgrad.spec import STATISTIC_KINDS, Op, StatisticKind
 
+_named = tuple.__new__  # a named tuple of a tuple, without its own __new__: 0.1 us less
+
 
 class Gradients(NamedTuple):
     """What a backward pass gives; None where the mask is False."""
@@ -67,10 +69,11 @@ def batch_norm_backward(
         options.integer("channel_axis", channel_axis),
     )
     arrays = (grad_out, input, mean, rstd, weight)
-    return Gradients._make(
+    return _named(
+        Gradients,
         compute(
             Op.BATCH_NORM, arrays, unread, settings, output_mask, param_grad_dtype, out, backend
-        )
+        ),
     )
 
 
@@ -93,10 +96,11 @@ def batch_norm_reduce_backward(
     """
     settings = (options.integer("channel_axis", channel_axis),)
     arrays = (grad_out, input, mean, invstd, weight)
-    return ReducedSums._make(
+    return _named(
+        ReducedSums,
         compute(
             Op.BATCH_NORM_REDUCE, arrays, (), settings, output_mask, param_grad_dtype, out, backend
-        )
+        ),
     )
 
 
@@ -145,10 +149,11 @@ def layer_norm_backward(
     settings = (options.sizes("normalized_shape", normalized_shape),)
     arrays = (grad_out, input, mean, rstd, weight)
     unread = (("beta", bias),)
-    return Gradients._make(
+    return _named(
+        Gradients,
         compute(
             Op.LAYER_NORM, arrays, unread, settings, output_mask, param_grad_dtype, out, backend
-        )
+        ),
     )
 
 
@@ -176,8 +181,9 @@ def group_norm_backward(
         options.integer("channel_axis", channel_axis),
     )
     arrays = (grad_out, input, mean, rstd, weight)
-    return Gradients._make(
-        compute(Op.GROUP_NORM, arrays, (), settings, output_mask, param_grad_dtype, out, backend)
+    return _named(
+        Gradients,
+        compute(Op.GROUP_NORM, arrays, (), settings, output_mask, param_grad_dtype, out, backend),
     )
 
 

@@ -111,7 +111,6 @@ def add_sums(
             "x_channel": x.channel // align,
         }
         constants = {"ROWS": tile_rows, "COLS": cols, "ALIGN": align, "STAGES": 3, **common}
-        constants["NEXT"] = device.starts_early  # 1 us less; channels last 1 us more
         builder.launch("sums.plane_sums", (units * splits,), arguments, constants)
         return partials, splits
     cols = min(power_of_two(layout.channels), 32 * vector)

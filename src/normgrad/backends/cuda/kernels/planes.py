@@ -14,7 +14,6 @@ from normgrad.backends.cuda.kernels.common import (
     await_words,
     coefficients,
     fresh,
-    let_next_start,
     load_or,
     load_rstd,
     pack_pair,
@@ -146,12 +145,9 @@ def plane_slabs(
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
     EARLY: tl.constexpr,  # the words are cleared meanwhile
-    NEXT: tl.constexpr,  # the launch that joins the sums may start before this one is done
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only, 3: all of SOLO
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
-    if NEXT:
-        let_next_start()
     LANES: tl.constexpr = min(32, COLS // VECTOR)
     # Warps one below the other; side by side where columns are added up by themselves.
     ACROSS: tl.constexpr = 1 if BLOCK_CHANNELS == 1 else min(WARPS, max(1, COLS // (32 * VECTOR)))

@@ -10,7 +10,6 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
     await_step_before,
-    let_next_start,
     load_or,
     load_rstd,
     store_as,
@@ -44,11 +43,8 @@ def plane_sums(
     ALIGN: tl.constexpr,
     COMPUTE: tl.constexpr,
     STAGES: tl.constexpr,
-    NEXT: tl.constexpr,  # the launch that joins the sums may start before this one is done
 ):
     """Channels first; strides and ``run`` come divided by ALIGN."""
-    if NEXT:
-        let_next_start()
     unit = tl.program_id(0) // splits
     part = tl.program_id(0) % splits
     outer = (unit // channels).to(tl.int64)
