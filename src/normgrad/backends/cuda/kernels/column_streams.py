@@ -18,9 +18,10 @@ from normgrad.backends.cuda.kernels.columns import (
     write_tile,
 )
 from normgrad.backends.cuda.kernels.common import (
+    await_step_before,
+    clear_stale,
     fresh,
     load_or,
-    ready_words,
     sum_pairs,
     widen,
     widen_again,
@@ -118,8 +119,7 @@ def column_streams(
     for ahead in tl.range(0, FIXED):
         number = zero + HELD + ahead
         copy_tile(data, DEPTH + ahead, first_slab, number, part, local, cols, ROWS, ALIGN)
-    threads: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    ready_words(stale, stale_words, gl.arange(0, 32 * WARPS, threads), EARLY, 32 * WARPS)
+    await_step_before(EARLY)  # it cleared the words
     turn = zero
     for slab in tl.range(first_slab, slabs, teams):
         now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
@@ -190,3 +190,5 @@ def column_streams(
                 write_tile(dx, wide, factors, slab, visit, now, local, cols, ROWS, ALIGN)
         turn = (turn + loads) % DEPTH
     async_copy.wait_group(0)
+    threads: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    clear_stale(stale, stale_words, gl.arange(0, 32 * WARPS, threads), 32 * WARPS)

@@ -18,14 +18,15 @@ columns and publishes the totals, and everybody reads those.
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
+    await_step_before,
     await_words,
+    clear_stale,
     coefficients,
     fresh,
     load_or,
     load_rstd,
     pack_pair,
     publish,
-    ready_words,
     store_as,
     sum_pairs,
     unpack_pair,
@@ -339,8 +340,7 @@ def column_slabs(
     for ahead in (gl.static_range if FEW else tl.range)(0, DEPTH):
         early = first_slab + ahead // CHUNKS * teams
         copy_tile(data, ahead, early, ahead % CHUNKS, part, local, cols, ROWS, ALIGN)
-    threads: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    ready_words(stale, stale_words, gl.arange(0, 32 * WARPS, threads), EARLY, 32 * WARPS)
+    await_step_before(EARLY)  # it cleared the words
     turn = slabs * 0
     for slab in tl.range(first_slab, slabs, teams):
         now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
@@ -401,3 +401,5 @@ def column_slabs(
                 write_tile(dx, wide, factors, slab, chunk, now, local, cols, ROWS, ALIGN)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)
+    threads: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    clear_stale(stale, stale_words, gl.arange(0, 32 * WARPS, threads), 32 * WARPS)

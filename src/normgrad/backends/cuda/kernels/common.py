@@ -134,12 +134,8 @@ def await_step_before(EARLY: tl.constexpr):
 
 
 @triton.jit
-def ready_words(stale, stale_words, thread, EARLY: tl.constexpr, THREADS: tl.constexpr):
-    """Wait until this call's words are clear, and clear those that the call before it used.
-
-    Either is done for nothing in each call: see `mail`.
-    """
-    await_step_before(EARLY)
+def clear_stale(stale, stale_words, thread, THREADS: tl.constexpr):
+    """Clear the words that the call before this one used, for the next: see `mail`."""
     if stale is not None:
         for first in tl.range(
             tl.program_id(0) * THREADS, stale_words, tl.num_programs(0) * THREADS

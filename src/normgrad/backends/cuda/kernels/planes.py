@@ -11,7 +11,9 @@ instead of five.
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
+    await_step_before,
     await_words,
+    clear_stale,
     coefficients,
     fresh,
     load_or,
@@ -19,7 +21,6 @@ from normgrad.backends.cuda.kernels.common import (
     pack_pair,
     publish,
     quotient,
-    ready_words,
     store_as,
     sum_pairs,
     unpack_pair,
@@ -181,7 +182,7 @@ def plane_slabs(
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
         _ask(data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, ALIGN, WIDE)
-    ready_words(stale, stale_words, gl.arange(0, 32 * WARPS, line), EARLY, 32 * WARPS)
+    await_step_before(EARLY)  # it cleared the words
     if AHEAD:
         next_one = _statistics(mean, rstd, gamma, first_slab, slabs, eps, GROUP, VARIANCE)
     turn = slabs * 0
@@ -330,3 +331,4 @@ def plane_slabs(
                 _write(target, result, now, chunk, ROWS, ALIGN, WIDE)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)
+    clear_stale(stale, stale_words, gl.arange(0, 32 * WARPS, line), 32 * WARPS)

@@ -11,13 +11,14 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
     INTERPRETED,
+    await_step_before,
     await_words,
+    clear_stale,
     let_next_start,
     load_or,
     look_at_words,
     pack_pair,
     publish,
-    ready_words,
     sum_pairs,
     unpack_pair,
     widen,
@@ -104,6 +105,7 @@ def layer_teams(
     flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     if NEXT:
         let_next_start()
+    partner = gl.arange(0, THREADS, box)
     # An allocation for each tile of a row: between copies to one and the same the compiler waits.
     tiles_x = ()
     tiles_dy = ()
@@ -135,8 +137,7 @@ def layer_teams(
         if partials is not None:
             sums_gamma = sums_gamma + (gl.zeros([COLS], tl.float32, tile),)
             sums_beta = sums_beta + (gl.zeros([COLS], tl.float32, tile),)
-    partner = gl.arange(0, THREADS, box)
-    ready_words(stale, stale_words, partner, EARLY, THREADS)
+    await_step_before(EARLY)  # it cleared the words
     seen = gl.zeros([THREADS], tl.uint64, box)
     steps = (rows - first + teams - 1) // teams
     for step in tl.range(0, steps + LAG):
@@ -213,3 +214,4 @@ def layer_teams(
             ok = column < limit - chunk * COLS
             gl.store(base + chunk * COLS, sums_gamma[chunk], mask=ok)
             gl.store(base + length + chunk * COLS, sums_beta[chunk], mask=ok)
+    clear_stale(stale, stale_words, partner, THREADS)
