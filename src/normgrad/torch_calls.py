@@ -209,8 +209,7 @@ def _like(recipe: tuple[Any, ...], arrays: Sequence[Any]) -> tuple[Any, ...]:
     slot, source, shape, strides, dtype, *_ = recipe
     for number, one in enumerate(arrays):
         if one is not None and one.dtype == (dtype or arrays[source].dtype) and one.shape == shape:
-            made = torch.empty_like(one)
-            if made.stride() == strides and type(made) is torch.Tensor:
+            if torch.empty_like(one, device="meta").stride() == strides:
                 return slot, number, None, strides, None
     return slot, source, shape, strides, dtype
 
