@@ -24,7 +24,8 @@ SOURCE = str(Path(normgrad.__file__).parent.parent)
 
 def interpreted(*arguments, codes=(0,)):
     """Run Python with Triton's interpreter."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": SOURCE}
+    folders = os.pathsep.join([SOURCE, str(Path(__file__).parent)])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": folders}
     command = [sys.executable, *arguments]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=600, check=False
@@ -112,11 +113,57 @@ def test_dx_over_x_and_over_dy():
     assert interpreted("-c", IN_PLACE).strip() == "done"
 
 
+STAYING = """
+import numpy as np
+from host_mail import HostMail
+from normgrad import functional
+from normgrad.backends.cuda import backend
+
+rng = np.random.default_rng(4)
+mail = backend.BACKEND.interpreted_mail = HostMail()
+for rows, cols in ((5, 13001), (7, 13001), (2, 12800)):
+    x = (100 + 3 * rng.standard_normal((rows, cols))).astype("f4")
+    dy = rng.standard_normal((rows, cols)).astype("f4")
+    mean, rstd = np.full(rows, 100, "f4"), np.full(rows, 0.3, "f4")
+    gamma = rng.standard_normal(cols).astype("f4")
+    call = functional.layer_norm_backward
+    got, want = (call(dy, x, cols, mean, rstd, gamma, backend=b) for b in ("cuda", "reference"))
+    for one, other in zip(got, want):
+        assert np.abs(one - other).max() <= 2e-5 * np.abs(other).max()
+assert mail.taken == 3, mail.taken
+print("done")
+"""
+
+
+def test_rows_in_teams_clear_the_words_of_the_call_before():
+    assert interpreted("-c", STAYING).strip() == "done"
+
+
+MANY_SAMPLES = """
+from normgrad import verify
+from normgrad.plan import make_plan
+from normgrad.spec import Op
+
+case = verify.Case(id="many", op=Op.GROUP_NORM, shape=(2100, 2, 4), num_groups=1)
+problem = verify.make_problem(case, "float32", 0)
+for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
+    assert measured.ok, measured
+last = dict(make_plan(problem.spec, "cuda").config.steps[-1].constants)
+assert last["TIMES"] > 1, last
+print("done")
+"""
+
+
+def test_more_partials_than_a_block_takes_at_once():
+    assert interpreted("-c", MANY_SAMPLES).strip() == "done"
+
+
 COLUMNS = """
 import itertools
 import numpy as np
+from host_mail import HostMail
 from normgrad import functional
-from normgrad.backends.cuda import backend, device, interpret, mail, resident_columns
+from normgrad.backends.cuda import backend, device, interpret, resident_columns
 from normgrad.backends.cuda.tiles import Block
 
 # Blocks so small that small data have many tiles, parts, pieces and rounds.
@@ -134,12 +181,7 @@ every, run = resident_columns.cuts, interpret.interpret
 GUARD = 4096
 
 
-def words(count):
-    memory = np.full(count, -1, np.int64)
-    return memory, memory.ctypes.data
-
-
-posts = itertools.cycle([mail.Mail(words), None])
+posts = itertools.cycle([HostMail(), None])
 
 
 def guarded(program, spec, addresses, workspace, _):

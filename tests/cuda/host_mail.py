@@ -1,0 +1,27 @@
+"""Words on the host for kernels in Triton's interpreter, looked at before each call."""
+
+import ctypes
+
+import numpy as np
+
+from normgrad.backends.cuda.mail import Mail
+
+
+def _words(count):
+    memory = np.full(count, -1, np.int64)
+    return memory, memory.ctypes.data
+
+
+class HostMail(Mail):
+    """Every call must find all bits of its words set: the one before cleared them."""
+
+    def __init__(self):
+        super().__init__(_words)
+        self.taken = 0
+
+    def take(self, count):
+        words, stale, left = super().take(count)
+        view = (ctypes.c_int64 * count).from_address(words)
+        assert (np.frombuffer(view, np.int64) == -1).all(), self.taken
+        self.taken += 1
+        return words, stale, left
