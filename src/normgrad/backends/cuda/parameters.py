@@ -5,6 +5,8 @@ from normgrad.backends.cuda.program import Builder, Ref
 from normgrad.backends.cuda.tiles import ceil_div, power_of_two
 from normgrad.geometry import Geometry
 
+_AT_ONCE = 2048  # partials of a block: 1x128x1024x1024 in float32 reads 85.6 %, 83.7 with 512
+
 
 def add_parameters(
     builder: Builder,
@@ -18,10 +20,10 @@ def add_parameters(
     """Group norm's parameter gradients from the partial sums of each sample and channel."""
     if builder.spec.dgamma is None and builder.spec.dbeta is None:
         return
-    # Few channels for each block: 2048 partials at once, as many blocks as there can be.
+    # Few channels for each block, as many blocks as there can be.
     count = layout.outer * splits
-    parts = min(power_of_two(count), 2048)
-    size = max(1, min(power_of_two(layout.channels), 2048 // parts, 8))
+    parts = min(power_of_two(count), _AT_ONCE)
+    size = max(1, min(power_of_two(layout.channels), _AT_ONCE // parts, 8))
     builder.launch(
         "sums.finish_parameters",
         (ceil_div(layout.channels, size),),
