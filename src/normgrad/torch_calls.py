@@ -207,10 +207,12 @@ def _launcher(plan: Plan) -> Callable[[list[int | None], torch.Tensor], None]:
 def _like(recipe: tuple[Any, ...], arrays: Sequence[Any]) -> tuple[Any, ...]:
     """A recipe without shape where some operand is just like the result: 0.1 us less."""
     slot, source, shape, strides, dtype, *_ = recipe
+    kind = dtype or arrays[source].dtype
     for number, one in enumerate(arrays):
-        if one is not None and one.dtype == (dtype or arrays[source].dtype) and one.shape == shape:
-            if torch.empty_like(one, device="meta").stride() == strides:
-                return slot, number, None, strides, None
+        if one is None or (one.shape, one.dtype) != (shape, kind):
+            continue
+        if torch.empty_like(one, device="meta").stride() == strides:
+            return slot, number, None, strides, None
     return slot, source, shape, strides, dtype
 
 
