@@ -9,7 +9,7 @@ import numpy as np
 
 from normgrad import hostmem
 from normgrad.backends.base import Compiled
-from normgrad.backends.cpu import driver, jit, pool, tasks
+from normgrad.backends.cpu import driver, jit, pool, tasks, team
 from normgrad.backends.cpu.program import Config
 from normgrad.spec import ROLES
 
@@ -59,7 +59,9 @@ def run(plan: "Plan", addresses: Sequence[int | None], workspace: int | None) ->
     if config.elements < PARALLEL_ELEMENTS or (threads := _threads(config)) <= 1:
         _entry()(config.block, given, workspace or 0, None)
     else:
-        pool.POOL.run(config.block, given, workspace or 0, _Sync(), threads - 1)
+        sync = _Sync()
+        if not team.TEAM.run(config.block, given, workspace or 0, sync, pool.thread_count()):
+            pool.POOL.run(config.block, given, workspace or 0, sync, threads - 1)
     del owner
 
 

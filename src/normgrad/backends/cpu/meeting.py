@@ -9,10 +9,13 @@ from normgrad.backends.cpu import driver
 from normgrad.backends.cpu.sharing import (
     add_atomic,
     at_address,
+    call_parallel,
     lock,
+    moment,
     pause,
     replace_atomic,
     sleep,
+    this_thread,
     unlock,
     wake,
 )
@@ -29,6 +32,11 @@ _FREE, _FILLING, _READY, _TAKEN = range(4)
 # core away in between: on a busy machine it would get it back milliseconds later, and the caller
 # cannot return while a helper is with its job.
 _PATIENCE = 4096
+
+# What a team's job has after its four arguments.
+_CALLER, _BEGUN, _AWAY = 4, 5, 6
+# Clocks of Linux.
+_MONOTONIC, _THREAD_TIME = 1, 3
 
 
 def lead(params, addresses, workspace, sync, boxes, count, helpers):
@@ -78,3 +86,22 @@ def attend(address):
             driver.share(params, addresses, box[_WORKSPACE], box[_SYNC], _PATIENCE)
             add_atomic(address, 4 - _TAKEN)
     return 0
+
+
+def lead_team(address, parallel, work, threads):
+    """A job on OpenMP's threads; for how many nanoseconds one of them or another did not run."""
+    job = at_address(address)
+    job[_BEGUN] = moment(_MONOTONIC)
+    call_parallel(parallel, work, address, threads)
+    return job[_AWAY]
+
+
+def take_part(address):
+    """What each thread of a team does with a job: the four arguments of `drive`, and more."""
+    before = moment(_THREAD_TIME)
+    job = at_address(address)
+    params, addresses = at_address(job[0]), at_address(job[1])
+    patience = 0 if this_thread() == job[_CALLER] else _PATIENCE
+    driver.share(params, addresses, job[2], job[3], patience)
+    worked = moment(_THREAD_TIME) - before
+    add_atomic(address + 8 * _AWAY, moment(_MONOTONIC) - job[_BEGUN] - worked)

@@ -22,14 +22,14 @@ TASK_ELEMENTS = 32768
 FEW_SLABS = 32
 # A block of rows adds at most this many numbers in float32 before float64 takes over.
 BLOCK_ROWS = 128
-JOINED_COLUMNS = 256
+JOINED_COLUMNS = 64
 # Past this size of x, dy and dx together the results will not be found in a cache anyway.
 STREAM_BYTES = 12 << 20
 STREAM_SEGMENT = 1024
 LAST_CACHE = 32 << 20
 MOST_TURNS = 6  # of large slabs, three phases each
 # Four rows are summed side by side where they are narrow, or all of x and dy fits a cache.
-NARROW_BYTES = 256
+NARROW_BYTES = 0
 NEAR_BYTES = 4 << 20
 # Samples of group norm up to this size are written while they are in a cache, where there are some.
 SAMPLE_BYTES = 6 << 20

@@ -78,6 +78,46 @@ wake = _system("pthread_cond_signal", 1)
 
 
 @intrinsic
+def this_thread(typingctx):
+    """The number that Python's ``threading.get_ident`` has for it."""
+
+    def codegen(context, builder, signature, arguments):
+        return call(builder, "pthread_self", I64, [])
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def moment(typingctx, clock):
+    """Nanoseconds of a clock of the system."""
+
+    def codegen(context, builder, signature, arguments):
+        time = builder.alloca(ir.ArrayType(I64, 2))
+        call(builder, "clock_gettime", I32, [builder.trunc(arguments[0], I32), time])
+        seconds, rest = (builder.load(builder.gep(time, [I32(0), I32(at)])) for at in (0, 1))
+        return builder.add(builder.mul(seconds, I64(10**9)), rest)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def call_parallel(typingctx, function, work, data, threads):
+    """Call OpenMP's entry by its address: a function of one pointer, on so many threads."""
+
+    def codegen(context, builder, signature, arguments):
+        void, byte = ir.VoidType(), ir.IntType(8).as_pointer()
+        body = ir.FunctionType(void, [byte])
+        kind = ir.FunctionType(void, [body.as_pointer(), byte, I32, I32])
+        target, work, data, threads = arguments
+        given = [pointer(builder, work, body), pointer(builder, data, ir.IntType(8))]
+        given += [builder.trunc(threads, I32), I32(0)]
+        builder.call(pointer(builder, target, kind), given)
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 4), codegen
+
+
+@intrinsic
 def pause(typingctx, give_way):
     """Wait a moment inside a loop that polls; optionally let other threads have the core."""
 
