@@ -62,10 +62,13 @@ class Pool:
                 system.pthread_mutex_init(ctypes.c_void_p(box + meeting.LOCK_AT), None)
                 system.pthread_cond_init(ctypes.c_void_p(box + meeting.SIGNAL_AT), None)
                 name = f"normgrad-{self.helpers + 1}"
+                thread = threading.Thread(target=attend, args=(box,), name=name, daemon=True)
                 try:
-                    threading.Thread(target=attend, args=(box,), name=name, daemon=True).start()
+                    thread.start()
                 except RuntimeError:  # no more threads, or the interpreter is going down
                     return
+                places = ctypes.cast(box, ctypes.POINTER(ctypes.c_int64))
+                places[meeting.THREAD], places[meeting.OFF] = thread.native_id or 0, -1
                 self.helpers += 1
 
 

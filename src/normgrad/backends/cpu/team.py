@@ -19,7 +19,8 @@ from normgrad.backends.cpu import tasks
 # their core. On a machine with other work a call then takes 4 to 8 ms instead of 1: where threads
 # were away for so long, our helpers have a turn.
 _AWAY = 500_000  # nanoseconds
-_TURN = 64  # calls
+# How many calls a turn has: twice as many each time, until a team was there at once.
+_SHORTEST, _LONGEST = 4, 256
 
 _Job = ctypes.c_int64 * 7
 _Lead = ctypes.CFUNCTYPE(
@@ -32,6 +33,7 @@ class Team:
 
     def __init__(self) -> None:
         self.resting = 0  # calls that are left to our helpers
+        self._turn = _SHORTEST
         self._forked = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave)
@@ -54,7 +56,10 @@ class Team:
         params, given, counters = map(ctypes.addressof, (block, addresses, sync))
         job = _Job(params, given, workspace, counters, threading.get_ident(), 0, 0)
         if lead(ctypes.addressof(job), parallel, work, threads) > _AWAY:
-            self.resting = _TURN
+            self.resting = self._turn
+            self._turn = min(2 * self._turn, _LONGEST)
+        else:
+            self._turn = _SHORTEST
         return True
 
 
