@@ -99,13 +99,20 @@ def thread_count() -> int:
 
 
 def _numba_threads() -> int:
-    import numba
-    from numba.np.ufunc import parallel
-
+    numba, parallel = _numba()
     # Asking Numba starts its threads; only when somebody else has done so is there an answer.
     if getattr(parallel, "_is_initialized", False):
         return int(numba.get_num_threads())
     return int(numba.config.NUMBA_NUM_THREADS)
+
+
+@functools.cache
+def _numba() -> tuple[Any, Any]:
+    """Found once: with cold caches two imports that do nothing take 20 us."""
+    import numba
+    from numba.np.ufunc import parallel
+
+    return numba, parallel
 
 
 POOL = Pool()
