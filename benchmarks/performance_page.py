@@ -86,8 +86,6 @@ def h200() -> Iterator[str]:
             *(ratio(row, peer) for peer in PEERS),
         ]
         yield "| " + " | ".join(cells) + " |"
-    yield ""
-    yield since()
 
 
 def middle(rows: list[Row]) -> str:
@@ -97,16 +95,6 @@ def middle(rows: list[Row]) -> str:
     shares = [row["floor_ms"] / time for row, time in zip(rows, times, strict=True)]
     torchs = statistics.median(shares)
     return f"In the middle of {len(rows)} rows ours is {ours:.0%}, torch's {torchs:.0%}."
-
-
-def since() -> str:
-    """What changed after the run, as tuning runs of the same day saw it."""
-    return (
-        "Changed after that run: batch norm 256x64x112x112 in float32 has larger tiles (86 or "
-        "87 % in three tuning runs, copy 4150 to 4190 GB/s); 64x64x112x112 in float32, channels "
-        "last, takes two passes (59 %). Operands with other strides are copied by rows (before, "
-        "about 0.7 ms for an expanded gradient of 67 MB; compiled and interpreted, not measured)."
-    )
 
 
 def reach(row: Row) -> float:

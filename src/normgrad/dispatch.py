@@ -7,7 +7,7 @@ seen before reads its arrays, makes its results and hands addresses to the backe
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from normgrad import backends
@@ -33,6 +33,8 @@ _SLOTS: Final = {op: tuple(ROLES.index(role) for role in roles) for op, roles in
 _CACHED_CALLS = 4096
 _ALIKE = 16  # of them that differ in types, strides or the shapes of lesser operands alone
 
+_Absent: Final = type(None)
+
 Tensors = tuple[TensorSpec | None, ...]
 Named = tuple[tuple[str, TensorSpec], ...]
 
@@ -57,9 +59,13 @@ def compute(
 ) -> tuple[Array | None, ...]:
     """Results in the order of the operator's; ``arrays`` are in the order of ``spec.ROLES``."""
     seen, present = _outline(op, arrays, unread, settings, mask, param_grad_dtype, backend, out)
-    for same, known in _known.get(seen, ()) if seen is not None else ():
-        if same(*present):
-            results = known(arrays, out)
+    try:
+        entries = _known.get(seen, ())
+    except TypeError:  # an option or a shape that is none
+        entries, seen = (), None
+    for known in entries:
+        if known.same(*present):
+            results: tuple[Array | None, ...] | None = known.call(arrays, out)
             if results is not None:
                 return results
             break
@@ -103,24 +109,21 @@ def compute(
         and len(_known) < _CACHED_CALLS
         and all(_is_plain(array.__class__) for array in present)
     ):
-        from normgrad import torch_arrays
+        from normgrad.torch_calls import Known
 
-        prepare = torch_arrays.prepared if given is None else torch_arrays.prepared_into
-        entry = prepare(call.plan, call.results, _SLOTS[op], arrays)
-        alike = _known.get(seen, ())[: _ALIKE - 1]
-        _known[seen] = ((torch_arrays.same_as(present), entry), *alike)
+        into = given is not None
+        entry = Known(call.plan, call.results, _SLOTS[op], arrays, present, into=into)
+        _known[seen] = (entry, *_known.get(seen, ())[: _ALIKE - 1])
     if given is None or out is None:
         return _into_new(call, kind, addresses, like, device)
-    present = [role for role, tensor in zip(ROLES, tensors, strict=False) if tensor is not None]
-    bounce = needs_bounce(given, dict(zip(present, views, strict=True)), names)
+    roles = [role for role, tensor in zip(ROLES, tensors, strict=False) if tensor is not None]
+    bounce = needs_bounce(given, dict(zip(roles, views, strict=True)), names)
     _into_given(call, kind, addresses, given, bounce, dict(zip(RESULTS[op], out, strict=True)))
     return tuple(out)
 
 
-# Calls on plain torch tensors that were seen before: a test of the tensors, and the rest of the
-# call, by what can be read off quickest.
-_Known = tuple[Callable[..., bool], Callable[..., tuple[Array | None, ...] | None]]
-_known: dict[Any, tuple[_Known, ...]] = {}
+# Calls on plain torch tensors that were seen before, by what can be read off quickest.
+_known: dict[Any, tuple[Any, ...]] = {}
 
 
 def _outline(
@@ -132,24 +135,20 @@ def _outline(
     param_grad_dtype: Any,
     backend: Any,
     out: Any,
-) -> tuple[Any, list[Any]]:
-    """What tells most calls apart, and the arrays; None if not even that can be read."""
+) -> tuple[Any, Sequence[Any]]:
+    """What tells most calls apart, if it can be hashed, and the arrays; None where nothing does."""
     if mask.__class__ is not tuple and mask.__class__ is not list:
-        return None, []
+        return None, ()
     if unread:
         arrays += tuple([array for _, array in unread])
     if out is not None:
         arrays += tuple(out)
-    bits, present = tuple(mask), [array for array in arrays if array is not None]
-    # Of mask too the types: a 1 equals True and is an error.
-    kinds = tuple(map(type, bits + arrays))
-    shape = getattr(present[0], "shape", None) if present else None
-    key = (op, settings, param_grad_dtype, backend, bits, kinds, shape)
-    try:
-        hash(key)
-    except TypeError:  # an option or a shape that is none
-        return None, []
-    return key, present
+    kinds = tuple(map(type, arrays))
+    present = [one for one in arrays if one is not None] if _Absent in kinds else arrays
+    # Of mask too the types, if it is not a default: a 1 equals True and is an error.
+    bits = mask if mask is read.ALL or mask is read.ALL_SUMS else (*mask, *map(type, mask))
+    shape = getattr(arrays[0], "shape", None)
+    return (op, settings, param_grad_dtype, backend, bits, kinds, shape), present
 
 
 @functools.cache

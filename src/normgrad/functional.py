@@ -8,8 +8,7 @@ from normgrad.arrays import Array
 from normgrad.dispatch import compute
 from normgrad.spec import STATISTIC_KINDS, Op, StatisticKind
 
-_ALL = (True, True, True)
-_ALL_SUMS = (True, True, True, True)
+_named = tuple.__new__  # a named tuple of a tuple, without its own __new__: 0.1 us less
 
 
 class Gradients(NamedTuple):
@@ -40,7 +39,7 @@ def batch_norm_backward(
     *,
     training: bool = True,
     eps: float = 1e-5,
-    output_mask: Sequence[bool] = _ALL,
+    output_mask: Sequence[bool] = options.ALL,
     channel_axis: int = 1,
     save_invstd_is: StatisticKind = "invstd",
     param_grad_dtype: Any = None,
@@ -55,9 +54,11 @@ def batch_norm_backward(
     """
     training = options.flag("training", training)
     rstd_is = options.choice("save_invstd_is", save_invstd_is, STATISTIC_KINDS)
+    unread: tuple[tuple[str, Array | None], ...] = ()
     if training:
         mean, rstd = save_mean, save_invstd
-        unread = (("running_mean", running_mean), ("running_var", running_var))
+        if running_mean is not None or running_var is not None:
+            unread = (("running_mean", running_mean), ("running_var", running_var))
     else:
         mean, rstd, rstd_is = running_mean, running_var, "variance"
         unread = (("save_mean", save_mean), ("save_invstd", save_invstd))
@@ -68,10 +69,11 @@ def batch_norm_backward(
         options.integer("channel_axis", channel_axis),
     )
     arrays = (grad_out, input, mean, rstd, weight)
-    return Gradients._make(
+    return _named(
+        Gradients,
         compute(
             Op.BATCH_NORM, arrays, unread, settings, output_mask, param_grad_dtype, out, backend
-        )
+        ),
     )
 
 
@@ -82,7 +84,7 @@ def batch_norm_reduce_backward(
     invstd: Array,
     weight: Array | None = None,
     *,
-    output_mask: Sequence[bool] = _ALL_SUMS,
+    output_mask: Sequence[bool] = options.ALL_SUMS,
     channel_axis: int = 1,
     param_grad_dtype: Any = None,
     out: Sequence[Array | None] | None = None,
@@ -94,10 +96,11 @@ def batch_norm_reduce_backward(
     """
     settings = (options.integer("channel_axis", channel_axis),)
     arrays = (grad_out, input, mean, invstd, weight)
-    return ReducedSums._make(
+    return _named(
+        ReducedSums,
         compute(
             Op.BATCH_NORM_REDUCE, arrays, (), settings, output_mask, param_grad_dtype, out, backend
-        )
+        ),
     )
 
 
@@ -134,7 +137,7 @@ def layer_norm_backward(
     weight: Array | None = None,
     bias: Array | None = None,
     *,
-    output_mask: Sequence[bool] = _ALL,
+    output_mask: Sequence[bool] = options.ALL,
     param_grad_dtype: Any = None,
     out: Sequence[Array | None] | None = None,
     backend: str | None = None,
@@ -146,10 +149,11 @@ def layer_norm_backward(
     settings = (options.sizes("normalized_shape", normalized_shape),)
     arrays = (grad_out, input, mean, rstd, weight)
     unread = (("beta", bias),)
-    return Gradients._make(
+    return _named(
+        Gradients,
         compute(
             Op.LAYER_NORM, arrays, unread, settings, output_mask, param_grad_dtype, out, backend
-        )
+        ),
     )
 
 
@@ -161,7 +165,7 @@ def group_norm_backward(
     weight: Array | None = None,
     *,
     num_groups: int = 32,
-    output_mask: Sequence[bool] = _ALL,
+    output_mask: Sequence[bool] = options.ALL,
     channel_axis: int = 1,
     param_grad_dtype: Any = None,
     out: Sequence[Array | None] | None = None,
@@ -177,8 +181,9 @@ def group_norm_backward(
         options.integer("channel_axis", channel_axis),
     )
     arrays = (grad_out, input, mean, rstd, weight)
-    return Gradients._make(
-        compute(Op.GROUP_NORM, arrays, (), settings, output_mask, param_grad_dtype, out, backend)
+    return _named(
+        Gradients,
+        compute(Op.GROUP_NORM, arrays, (), settings, output_mask, param_grad_dtype, out, backend),
     )
 
 

@@ -6,6 +6,10 @@ from typing import Any
 from normgrad.dtypes import FLOATS
 from normgrad.errors import DtypeError, OptionError
 
+# Every result is wanted: of most operators, and of the sums.
+ALL = (True, True, True)
+ALL_SUMS = (True, True, True, True)
+
 
 def flag(name: str, value: Any) -> bool:
     """True or False, of Python or of NumPy; a 0 or a "no" is more likely a mistake."""
@@ -55,6 +59,8 @@ def integer(name: str, value: Any) -> int:
 
 def sizes(name: str, value: Any) -> tuple[int, ...]:
     """One size or several."""
+    if value.__class__ is tuple and len(value) == 1 and value[0].__class__ is int:
+        return value  # the usual: 0.4 us less
     try:
         if hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0:
             return (operator.index(value),)

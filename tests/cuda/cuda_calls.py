@@ -10,6 +10,7 @@ from normgrad.spec import Op
 torch = pytest.importorskip("torch")
 from normgrad.backends.cuda.launch import interpreting  # noqa: E402
 from normgrad.bench import contender, problems  # noqa: E402
+from normgrad.verify.run import call  # noqa: E402
 
 GPU = [
     pytest.mark.cuda,
@@ -49,7 +50,7 @@ def make(op, shape, dtype="bfloat16", layout="contiguous", seed=0, **options):
 
 def run(problem, out=None):
     """The wanted results by role, in new tensors or in ``out``."""
-    arrays = contender.call(problem.host_problem, problem.operands, out, "cuda")
+    arrays = call(problem.host_problem, problem.operands, out, "cuda")
     return contender.by_role(problem, arrays)
 
 

@@ -7,8 +7,11 @@ import dataclasses
 import random
 import sys
 
+import numpy as np
+
 from normgrad import verify
 from normgrad.backends.cuda import backend, device, resident
+from normgrad.backends.cuda.mail import Mail
 from normgrad.backends.cuda.tiles import Block
 from normgrad.plan import _make_plan, make_plan
 from normgrad.spec import Op
@@ -41,12 +44,19 @@ def small_blocks(pick):
     return lambda *_: ((block, 1 << 30),)
 
 
+def host_words(count):
+    """What `Mail` asks for, on the host."""
+    memory = np.full(count, -1, np.int64)
+    return memory, memory.ctypes.data
+
+
 def main(count):
     pick = random.Random(11)
+    mail, taken = Mail(host_words), 0
     plans = {}
     blocks = resident._blocks
     held = larger = 0  # tiles in registers; slabs that do not fit in shared memory alone
-    for _ in range(count):
+    for turn in range(count):
         small = pick.random() < 0.7
         tiny = {
             "multiprocessors": pick.randint(2, 6),
@@ -55,17 +65,21 @@ def main(count):
         backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, **tiny)
         resident._blocks = small_blocks(pick) if small else blocks
         _make_plan.cache_clear()
+        # Words that stay from call to call, as on a GPU's default stream, or the call's own.
+        backend.BACKEND.interpreted_mail = mail if turn % 2 else None
         case = one(pick)
         problem = verify.make_problem(case, "float32", pick.randint(0, 9))
         for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
             assert measured.ok, (case, tiny, measured)
         program = make_plan(problem.spec, "cuda").config
+        taken += bool(program.words and backend.BACKEND.interpreted_mail)
         plans[program.strategy] = plans.get(program.strategy, 0) + 1
         sizes = [dict(getattr(step, "constants", ())) for step in program.steps]
         held += any(one.get("HELD") for one in sizes)
         larger += any(one.get("HELD") and one["CHUNKS"] > one["DEPTH"] for one in sizes)
     assert held > count // 5, f"{held} plans with tiles in registers"
     assert larger > count // 20, f"{larger} slabs too large for shared memory"
+    assert taken > count // 10, f"{taken} plans with words that stay"
     print(plans.get("resident planes", 0), "of", count)
 
 

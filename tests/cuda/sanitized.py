@@ -64,10 +64,14 @@ def main() -> int:
         groups = 8 if op == "group_norm" else 1
         case = verify.Case(id=op, op=Op(op), shape=shape, layout=layout, num_groups=groups)
         problem = verify.make_problem(case, dtype, 1)
-        for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
-            if not measured.ok:
-                failed += 1
-                print("WRONG", op, shape, layout, dtype, measured)
+        # The default stream, whose words stay from call to call, and one whose words are cleared.
+        for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+            with torch.cuda.stream(stream):
+                results = verify.run_backend(problem, "cuda")
+            for measured in verify.judge(problem, results):
+                if not measured.ok:
+                    failed += 1
+                    print("WRONG", op, shape, layout, dtype, measured)
     # Other strides are copied first; counts of very many ranks are added up first.
     x = torch.randn(6, 8, 10, device="cuda")[:, :, ::2] + 5
     dy, line = torch.randn(6, 8, 5, device="cuda").mT.contiguous().mT, torch.rand(8, device="cuda")

@@ -113,9 +113,10 @@ def test_dx_over_x_and_over_dy():
 
 
 COLUMNS = """
+import itertools
 import numpy as np
 from normgrad import functional
-from normgrad.backends.cuda import backend, device, interpret, resident_columns
+from normgrad.backends.cuda import backend, device, interpret, mail, resident_columns
 from normgrad.backends.cuda.tiles import Block
 
 # Blocks so small that small data have many tiles, parts, pieces and rounds.
@@ -133,10 +134,18 @@ every, run = resident_columns.cuts, interpret.interpret
 GUARD = 4096
 
 
-def guarded(program, spec, addresses, workspace):
+def words(count):
+    memory = np.full(count, -1, np.int64)
+    return memory, memory.ctypes.data
+
+
+posts = itertools.cycle([mail.Mail(words), None])
+
+
+def guarded(program, spec, addresses, workspace, _):
     assert program.strategy == "resident columns"
     memory = np.full(program.workspace_bytes + 2 * GUARD, 0x5A, np.uint8)
-    run(program, spec, addresses, memory.ctypes.data + GUARD)
+    run(program, spec, addresses, memory.ctypes.data + GUARD, next(posts))
     assert (memory[:GUARD] == 0x5A).all() and (memory[-GUARD:] == 0x5A).all(), program
 
 

@@ -9,7 +9,7 @@ import torch
 from normgrad.bench.problems import DeviceProblem
 from normgrad.spec import RESULTS
 from normgrad.verify.foreign import NotOffered
-from normgrad.verify.run import prepared
+from normgrad.verify.run import bound_call
 
 __all__ = ["NotOffered", "Peer", "Runner", "by_role", "ours"]
 
@@ -52,9 +52,5 @@ def by_role(problem: DeviceProblem, arrays: Any) -> dict[str, Tensor]:
 def ours(problem: DeviceProblem, backend: str, reuse: bool) -> Runner:
     """The functional API, into given results or into new ones."""
     out = problem.poisoned() if reuse else None
-    # As a program calls it, and as the peers are called: its arguments are at hand.
-    function, arguments, options = prepared(problem.host_problem, problem.operands, out, backend)
-    return Runner(
-        lambda: function(*arguments, **options),
-        lambda arrays: by_role(problem, arrays),
-    )
+    run = bound_call(problem.host_problem, problem.operands, out, backend)
+    return Runner(run, lambda arrays: by_role(problem, arrays))

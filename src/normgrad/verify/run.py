@@ -1,5 +1,6 @@
 """Runs a problem through the functional API and reads the results back as float64."""
 
+import functools
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -59,18 +60,18 @@ def _torch_device(problem: Problem, backend: str | None) -> str | None:
 
 def call(problem: Problem, operands: dict[str, Any], out: Any, backend: str | None) -> Any:
     """The public function of the problem's operator on arrays of any kind."""
-    function, arguments, options = prepared(problem, operands, out, backend)
-    return function(*arguments, **options)
+    return bound_call(problem, operands, out, backend)()
 
 
-def prepared(
+def bound_call(
     problem: Problem, operands: dict[str, Any], out: Any, backend: str | None
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The public function of the problem's operator, and all its arguments."""
+) -> Callable[[], Any]:
+    """The same, to be called again and again: the arguments are put together once."""
     name, arguments, options = invocation(problem.case, operands)
     if problem.case.op is Op.BATCH_NORM_ELEMT and out is not None:
         out = out[0]
-    return getattr(functional, name), arguments, {**options, "out": out, "backend": backend}
+    function = getattr(functional, name)
+    return functools.partial(function, *arguments, **options, out=out, backend=backend)
 
 
 def invocation(case: Case, operands: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:

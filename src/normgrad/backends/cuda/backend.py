@@ -3,10 +3,13 @@
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from normgrad.backends.cuda.device import INTERPRETER, device_of
-from normgrad.backends.cuda.launch import interpreting, run_program
+from normgrad.backends.cuda.launch import Ready, has_mail, interpreting, run_program
+from normgrad.backends.cuda.mail import Mail, mail_of
 from normgrad.backends.cuda.program import Program
+from normgrad.backends.cuda.written import Result, Site, write
 from normgrad.geometry import Geometry
 from normgrad.plan import Plan
 from normgrad.spec import Spec
@@ -16,6 +19,7 @@ class CudaBackend:
     """NVIDIA GPUs through Triton."""
 
     name = "cuda"
+    interpreted_mail: Mail | None = None  # for tests: on a GPU the default stream decides
 
     def unavailable(self) -> str | None:
         """It needs torch, Triton and a GPU, or Triton's interpreter."""
@@ -53,10 +57,9 @@ class CudaBackend:
         if interpreting():
             from normgrad.backends.cuda.interpret import interpret
 
-            interpret(program, plan.spec, addresses, workspace)
+            interpret(program, plan.spec, addresses, workspace, self.interpreted_mail)
             return
-        bases = [*addresses, workspace]
-        index = _index(plan.spec.device)
+        index, bases = _index(plan.spec.device), [*addresses, workspace]
         if _current_device()() == index:
             run_program(program, index, bases, stream)
         else:
@@ -64,6 +67,30 @@ class CudaBackend:
 
             with torch.cuda.device(index):
                 run_program(program, index, bases, stream)
+
+    def written(
+        self,
+        plan: Plan,
+        operands: Sequence[bool],
+        results: Sequence[Result | None],
+        scratch: Callable[[int, int], int],
+        general: Callable[[list[int | None], Any], None],
+    ) -> Callable[..., tuple[Any, ...]] | None:
+        """A call on plain tensors, written out; None until the general one has compiled it."""
+        program, index = plan.config, _index(plan.spec.device)
+        if interpreting() or plan.idle:
+            return None
+        import torch
+
+        assert isinstance(program, Program)
+        mailed = has_mail(program)
+        steps: list[Ready] | None = program.prepared.get((index, True, mailed))
+        if steps is None or not all(step.arguments for step in steps):
+            return None
+        stream = torch._C._cuda_getCurrentRawStream
+        site = Site(index, _current_device(), stream, torch.empty_like, scratch, mail_of)
+        sizes = (plan.workspace_bytes, program.words if mailed else 0)
+        return write(steps, program.slots, sizes, operands, results, site, general)
 
 
 @functools.cache

@@ -8,20 +8,33 @@ import numpy as np
 
 from normgrad import hostmem
 from normgrad.backends.cuda.launch import constants_of, kernel_of
-from normgrad.backends.cuda.program import Fill, Launch, Program, Ref
+from normgrad.backends.cuda.mail import Mail, with_mail
+from normgrad.backends.cuda.program import NUMBER, SLOTS, Fill, Launch, Program, Ref, Step
 from normgrad.dtypes import ITEMSIZE
-from normgrad.spec import ROLES, Spec
+from normgrad.spec import Spec
 
 _SIZES = {**ITEMSIZE, "uint64": 8}
 
 
 def interpret(
-    program: Program, spec: Spec, addresses: Sequence[int | None], workspace: int | None
+    program: Program,
+    spec: Spec,
+    addresses: Sequence[int | None],
+    workspace: int | None,
+    post: Mail | None = None,
 ) -> None:
-    """Run every step; kernels whose blocks wait for each other run phase by phase."""
-    for step in program.steps:
+    """Run every step; kernels whose blocks wait for each other run phase by phase.
+
+    Their words are those of ``post``, if there is one.
+    """
+    steps: Sequence[Step] = program.steps
+    bases: list[int | None] = [*addresses, workspace]
+    if post is not None and program.words:
+        steps = with_mail(program)
+        bases += post.take(program.words)
+    for step in steps:
         if isinstance(step, Fill):
-            _memory(step.target, spec, addresses, workspace, step.nbytes)[...] = step.value
+            _memory(step.target, bases, step.nbytes)[...] = step.value
             continue
         constants = constants_of(step)
         phases: tuple[int | None, ...] = (None,)
@@ -32,7 +45,7 @@ def interpret(
         for phase in phases:
             if phase is not None:
                 constants["PHASE"] = phase
-            _launch(step, constants, program, spec, addresses, workspace)
+            _launch(step, constants, program, spec, bases)
 
 
 def _launch(
@@ -40,45 +53,39 @@ def _launch(
     constants: dict[str, Any],
     program: Program,
     spec: Spec,
-    addresses: Sequence[int | None],
-    workspace: int | None,
+    bases: Sequence[int | None],
 ) -> None:
     arguments: dict[str, Any] = {}
     for name, value in step.arguments:
         if isinstance(value, Ref):
-            arguments[name] = _tensor(value, program, spec, addresses, workspace)
+            arguments[name] = _tensor(value, program, spec, bases)
         elif value is not None:
             arguments[name] = value
     kernel_of(step.kernel)[step.grid](**arguments, **constants)
 
 
-def _memory(
-    ref: Ref, spec: Spec, addresses: Sequence[int | None], workspace: int | None, nbytes: int
-) -> Any:
-    base = workspace if ref.role == "" else addresses[ROLES.index(ref.role)]
+def _memory(ref: Ref, bases: Sequence[int | None], nbytes: int) -> Any:
+    base = bases[SLOTS[ref.role]]
     assert base is not None
     view: Any = (ctypes.c_uint8 * nbytes).from_address(base + ref.offset)
     return np.frombuffer(view, np.uint8)
 
 
-def _tensor(
-    ref: Ref,
-    program: Program,
-    spec: Spec,
-    addresses: Sequence[int | None],
-    workspace: int | None,
-) -> Any:
+def _tensor(ref: Ref, program: Program, spec: Spec, bases: Sequence[int | None]) -> Any:
     import torch
 
+    start = 0
+    if ref.dtype == NUMBER:
+        return bases[SLOTS[ref.role]]
     if ref.role == "":
-        memory = _memory(ref, spec, addresses, workspace, program.workspace_bytes - ref.offset)
-        start = 0
+        memory = _memory(ref, bases, program.workspace_bytes - ref.offset)
+    elif ref.role in ("mail", "stale"):
+        memory = _memory(ref, bases, 8 * program.words)
     else:
         tensor = spec.tensor(ref.role)
         assert tensor is not None
         low, high = hostmem.byte_range(tensor)
-        shifted = ref._replace(offset=low)
-        memory = _memory(shifted, spec, addresses, workspace, high - low)
+        memory = _memory(ref._replace(offset=low), bases, high - low)
         start = -low // _SIZES[ref.dtype]
     memory = memory[: memory.size // _SIZES[ref.dtype] * _SIZES[ref.dtype]]
     return torch.from_numpy(memory).view(getattr(torch, ref.dtype))[start:]

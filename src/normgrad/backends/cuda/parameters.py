@@ -19,7 +19,8 @@ def add_parameters(
     if builder.spec.dgamma is None and builder.spec.dbeta is None:
         return
     # Few channels for each block: 2048 partials at once, as many blocks as there can be.
-    parts = min(power_of_two(layout.outer * splits), 512)
+    count = layout.outer * splits
+    parts = min(power_of_two(count), 2048)
     size = max(1, min(power_of_two(layout.channels), 2048 // parts, 8))
     builder.launch(
         "sums.finish_parameters",
@@ -35,6 +36,13 @@ def add_parameters(
             "channels": layout.channels,
             "group_size": geometry.channels,
         },
-        {"CHANNELS": size, "PARTS": parts, "COMPUTE": builder.compute, "EARLY": early},
+        {
+            "CHANNELS": size,
+            "PARTS": parts,
+            "TIMES": ceil_div(count, parts),
+            "COMPUTE": builder.compute,
+            "EARLY": early,
+        },
+        warps=8 if parts > 512 else 4,
         early=early,
     )

@@ -15,13 +15,14 @@ from normgrad.spec import ROLES, Spec, TensorSpec, row_major
 
 _ITEMSIZE = {**ITEMSIZE, "uint64": 8}
 _ALIGNMENT = 256  # of every piece of the workspace
+NUMBER = "number"
 _COPIED = 1024  # elements of a program that copies
-# Where a role's address stands; the workspace comes after all roles.
-SLOTS = {role: index for index, role in enumerate(ROLES)} | {"": len(ROLES)}
+# Where a role's address stands; after all roles come the workspace and what `mail` takes.
+SLOTS = {role: index for index, role in enumerate((*ROLES, "", "mail", "stale", "stale_words"))}
 
 
 class Ref(NamedTuple):
-    """Memory: a role's tensor, or a piece of the workspace (role "")."""
+    """Memory: a role's tensor, or a piece of the workspace (role ""); or a NUMBER of each call."""
 
     role: str
     offset: int  # in bytes
@@ -83,6 +84,7 @@ class Program:
     workspace_bytes: int
     # What runs where an address is no multiple of 16 bytes, if that is another program.
     unaligned: "Program | None" = None
+    words: int = 0  # that blocks of one of the steps exchange; another step clears them before
     # Compiled kernels by device and alignment: filled by the first run.
     prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     slots: tuple[int, ...] = field(init=False, compare=False, repr=False)  # that steps touch
@@ -105,6 +107,7 @@ class Builder:
         self.compute = compute
         self.steps: list[Step] = []
         self.used = 0
+        self.words = 0
         self._after: list[Step] = []
 
     def scratch(self, count: int, dtype: str) -> Ref:
@@ -144,13 +147,16 @@ class Builder:
     ) -> None:
         """A launch whose blocks wait for each other's words, if they have any.
 
-        These are cleared directly before it, where the launch may overtake nothing else.
+        These are cleared directly before it, where the launch may overtake nothing else, unless
+        the words of `mail` stand in for them.
         """
         target = arguments["words"]
         waits = isinstance(target, Ref)
         early = waits and starts_early
         if isinstance(target, Ref):
             self._clear(target, words, early=early)
+            self.words = words
+        arguments |= {"stale": target, "stale_words": 0}
         options |= {"cooperative": waits, "early": early, "aligned": True}
         self.launch(kernel, grid, arguments, constants | {"EARLY": early}, **options)
 
@@ -203,7 +209,7 @@ class Builder:
 
     def finish(self, strategy: str) -> Program:
         """The program."""
-        return Program(strategy, (*self.steps, *self._after), self.used)
+        return Program(strategy, (*self.steps, *self._after), self.used, words=self.words)
 
 
 def is_dense(tensor: TensorSpec) -> bool:

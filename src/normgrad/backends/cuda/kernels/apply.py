@@ -27,6 +27,16 @@ def total_count(counter, counts, count, COUNTS: tl.constexpr, COMPUTE: tl.conste
 
 
 @triton.jit
+def load_once(pointers, mask):
+    """A tile that nobody reads again, which the L2 cache is to evict last all the same.
+
+    Measured on an H200, why is not known: the element stage gains 2 points, inference 2 to 4.
+    Asynchronous copies cannot say it (PTX that does is an illegal instruction there).
+    """
+    return tl.load(pointers, mask=mask, other=0.0, eviction_policy="evict_last")
+
+
+@triton.jit
 def gradient(dy, x, mu, rs, weight, t1, t2, total, GROUP: tl.constexpr, CORRECT: tl.constexpr):
     """Dx from statistics and the two sums over them (of dy and dy * (x - mean))."""
     scale = rs * weight
@@ -88,11 +98,11 @@ def plane_apply(
     outer = (plane // channels).to(tl.int64)
     channel = (plane % channels).to(tl.int64)
     at = (outer * dy_outer + channel * dy_channel)[:, None] * ALIGN + inside
-    wide_dy = widen(tl.load(dy + at, mask=mask, other=0.0), COMPUTE)
+    wide_dy = widen(load_once(dy + at, mask), COMPUTE)
     wide_x = wide_dy
     if CORRECT:
         at = (outer * x_outer + channel * x_channel)[:, None] * ALIGN + inside
-        wide_x = widen(tl.load(x + at, mask=mask, other=0.0), COMPUTE)
+        wide_x = widen(load_once(x + at, mask), COMPUTE)
     statistic = channel
     if GROUP:
         statistic = outer * (channels // group_size) + channel // group_size
@@ -120,7 +130,7 @@ def column_apply(
     counter,
     counts,
     rows,
-    tiles,  # of STEPS * ROWS rows
+    tiles,  # of ROWS rows
     blocks,  # of columns
     channels,  # over ALIGN
     group_size,
@@ -138,7 +148,6 @@ def column_apply(
     REVERSE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
-    STEPS: tl.constexpr,  # tiles of a program: what depends on the columns serves them all
     COUNTS: tl.constexpr,
     ALIGN: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -160,18 +169,17 @@ def column_apply(
     t1 = load_or(first_sum, statistic, ok, 0.0, COMPUTE)[None, :]
     t2 = load_or(second_sum, statistic, ok, 0.0, COMPUTE)[None, :]
     total = total_count(counter, counts, count, COUNTS, COMPUTE)
-    for step in tl.static_range(STEPS):
-        row = ((tile * STEPS + step) * ROWS + tl.arange(0, ROWS))[:, None]
-        mask = (row < rows) & ok[None, :]
-        at = (row * dy_row + outer * dy_outer) * ALIGN + channel[None, :]
-        wide_dy = widen(tl.load(dy + at, mask=mask, other=0.0), COMPUTE)
-        wide_x = wide_dy
-        if CORRECT:
-            at = (row * x_row + outer * x_outer) * ALIGN + channel[None, :]
-            wide_x = widen(tl.load(x + at, mask=mask, other=0.0), COMPUTE)
-        result = gradient(wide_dy, wide_x, mu, rs, weight, t1, t2, total, GROUP, CORRECT)
-        at = (row * dx_row + outer * dx_outer) * ALIGN + channel[None, :]
-        store_as(dx, at, result, mask)
+    row = (tile * ROWS + tl.arange(0, ROWS))[:, None]
+    mask = (row < rows) & ok[None, :]
+    at = (row * dy_row + outer * dy_outer) * ALIGN + channel[None, :]
+    wide_dy = widen(load_once(dy + at, mask), COMPUTE)
+    wide_x = wide_dy
+    if CORRECT:
+        at = (row * x_row + outer * x_outer) * ALIGN + channel[None, :]
+        wide_x = widen(load_once(x + at, mask), COMPUTE)
+    result = gradient(wide_dy, wide_x, mu, rs, weight, t1, t2, total, GROUP, CORRECT)
+    at = (row * dx_row + outer * dx_outer) * ALIGN + channel[None, :]
+    store_as(dx, at, result, mask)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from normgrad.backends.cuda.kernels.columns import (
 )
 from normgrad.backends.cuda.kernels.common import (
     await_step_before,
+    clear_stale,
     fresh,
     load_or,
     sum_pairs,
@@ -48,6 +49,8 @@ def column_streams(
     dbeta,
     partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
     words,  # [slabs, parts, SPANS, bins]; one part more with OWN: the totals
+    stale,  # words of the call before, to be cleared for the next
+    stale_words,
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -187,3 +190,5 @@ def column_streams(
                 write_tile(dx, wide, factors, slab, visit, now, local, cols, ROWS, ALIGN)
         turn = (turn + loads) % DEPTH
     async_copy.wait_group(0)
+    threads: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    clear_stale(stale, stale_words, gl.arange(0, 32 * WARPS, threads), 32 * WARPS)

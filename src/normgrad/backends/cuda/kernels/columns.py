@@ -20,6 +20,7 @@ import triton.language as tl
 from normgrad.backends.cuda.kernels.common import (
     await_step_before,
     await_words,
+    clear_stale,
     coefficients,
     fresh,
     load_or,
@@ -275,6 +276,8 @@ def column_slabs(
     dbeta,
     partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
     words,  # [slabs, parts, SPANS, bins]; one part more with OWN: the totals
+    stale,  # words of the call before, to be cleared for the next
+    stale_words,
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -398,3 +401,5 @@ def column_slabs(
                 write_tile(dx, wide, factors, slab, chunk, now, local, cols, ROWS, ALIGN)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)
+    threads: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    clear_stale(stale, stale_words, gl.arange(0, 32 * WARPS, threads), 32 * WARPS)

@@ -134,6 +134,17 @@ def await_step_before(EARLY: tl.constexpr):
 
 
 @triton.jit
+def clear_stale(stale, stale_words, thread, THREADS: tl.constexpr):
+    """Clear the words that the call before this one used, for the next: see `mail`."""
+    if stale is not None:
+        for first in tl.range(
+            tl.program_id(0) * THREADS, stale_words, tl.num_programs(0) * THREADS
+        ):
+            at = first + thread
+            tl.store(stale + at, (thread * 0 - 1).to(tl.uint64), mask=at < stale_words)
+
+
+@triton.jit
 def widen(tile, COMPUTE: tl.constexpr = tl.float32):
     """The same in the compute type; bfloat16 by one instruction, where the compiler takes two."""
     if not INTERPRETED and tile.dtype == tl.bfloat16 and tl.float32 == COMPUTE:

@@ -13,6 +13,7 @@ import triton.language as tl
 from normgrad.backends.cuda.kernels.common import (
     await_step_before,
     await_words,
+    clear_stale,
     coefficients,
     fresh,
     load_or,
@@ -109,6 +110,8 @@ def plane_slabs(
     dbeta,
     partials,  # group norm: sum of dy of each row, then sum of dy * (x - mean)
     words,  # [slabs, COPIES, team, CHANNEL_TILE]
+    stale,  # words of the call before, to be cleared for the next
+    stale_words,
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -328,3 +331,4 @@ def plane_slabs(
                 _write(target, result, now, chunk, ROWS, ALIGN, WIDE)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)
+    clear_stale(stale, stale_words, gl.arange(0, 32 * WARPS, line), 32 * WARPS)

@@ -13,6 +13,7 @@ from normgrad.backends.cuda.kernels.common import (
     INTERPRETED,
     await_step_before,
     await_words,
+    clear_stale,
     let_next_start,
     load_or,
     look_at_words,
@@ -75,6 +76,8 @@ def layer_teams(
     gamma,
     partials,  # [teams, 2, cols]: dgamma and dbeta of each team's rows
     words,  # [rows, team]
+    stale,  # words of the call before, to be cleared for the next
+    stale_words,
     rows,
     cols,  # over ALIGN
     width,  # columns of a block, over ALIGN
@@ -102,6 +105,7 @@ def layer_teams(
     flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     if NEXT:
         let_next_start()
+    partner = gl.arange(0, THREADS, box)
     # An allocation for each tile of a row: between copies to one and the same the compiler waits.
     tiles_x = ()
     tiles_dy = ()
@@ -134,7 +138,6 @@ def layer_teams(
             sums_gamma = sums_gamma + (gl.zeros([COLS], tl.float32, tile),)
             sums_beta = sums_beta + (gl.zeros([COLS], tl.float32, tile),)
     await_step_before(EARLY)  # it cleared the words
-    partner = gl.arange(0, THREADS, box)
     seen = gl.zeros([THREADS], tl.uint64, box)
     steps = (rows - first + teams - 1) // teams
     for step in tl.range(0, steps + LAG):
@@ -211,3 +214,4 @@ def layer_teams(
             ok = column < limit - chunk * COLS
             gl.store(base + chunk * COLS, sums_gamma[chunk], mask=ok)
             gl.store(base + length + chunk * COLS, sums_beta[chunk], mask=ok)
+    clear_stale(stale, stale_words, partner, THREADS)

@@ -229,6 +229,7 @@ def finish_parameters(
     group_size,
     CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
+    TIMES: tl.constexpr,
     COMPUTE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -239,13 +240,14 @@ def finish_parameters(
     s1 = tl.zeros([CHANNELS, PARTS], COMPUTE)
     s2 = tl.zeros([CHANNELS, PARTS], COMPUTE)
     second = units.to(tl.int64) * splits
-    for first in range(0, samples * splits, PARTS):
-        part = first + tl.arange(0, PARTS)
+    # A few times: all loads are on their way at once.
+    for time in (tl.static_range if TIMES <= 8 else tl.range)(0, TIMES):
+        part = time * PARTS + tl.arange(0, PARTS)
         mask = ok[:, None] & (part < samples * splits)[None, :]
         unit = (part // splits)[None, :] * channels + channel[:, None]
         at = partials + unit.to(tl.int64) * splits + (part % splits)[None, :]
-        s1 += tl.load(at, mask=mask, other=0.0)
         scale = load_or(rstd, unit // group_size, mask, 1.0, COMPUTE)
+        s1 += tl.load(at, mask=mask, other=0.0)
         s2 += tl.load(at + second, mask=mask, other=0.0) * scale
     t1, t2 = sum_pairs(s1, s2, 1)
     store_as(dbeta, channel, t1, ok)
