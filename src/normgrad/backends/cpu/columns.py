@@ -15,7 +15,15 @@ from normgrad.backends.cpu.vector import (
 )
 
 # How far ahead of its use a line is asked for, in bytes.
-AHEAD = 2560
+AHEAD = 4096
+
+
+@jit.inner
+def ask_pair(fmt, address):
+    """Ask for the lines of two vectors."""
+    prefetch(address)
+    if size_of(fmt) > 2:
+        prefetch(address + 64)
 
 
 @jit.inner
@@ -31,6 +39,7 @@ def add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_
     unit = width * size_of(flat)
     below = columns * size_of(flat)
     whole = columns // width * width
+    pairs = columns // (2 * width) * (2 * width)
     row = 0
     while row < rows:
         at = sums
@@ -61,13 +70,25 @@ def add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_
                 where += step
                 at += unit
         elif with_x:
+            while column < pairs:
+                d0 = load(fmt, dy + where)
+                d1 = load(fmt, dy + where + step)
+                t0 = load(fmt, x + where) - load(flat, mean - sums + at)
+                t1 = load(fmt, x + where + step) - load(flat, mean - sums + at + unit)
+                store(flat, at, load(flat, at) + d0)
+                store(flat, at + unit, load(flat, at + unit) + d1)
+                store(flat, at + below, fma(d0, t0, load(flat, at + below)))
+                store(flat, at + below + unit, fma(d1, t1, load(flat, at + below + unit)))
+                ask_pair(fmt, dy + where + AHEAD)
+                ask_pair(fmt, x + where + AHEAD)
+                column += 2 * width
+                where += 2 * step
+                at += 2 * unit
             while column < whole:
                 d0 = load(fmt, dy + where)
                 t0 = load(fmt, x + where) - load(flat, mean - sums + at)
                 store(flat, at, load(flat, at) + d0)
                 store(flat, at + below, fma(d0, t0, load(flat, at + below)))
-                prefetch(dy + where + AHEAD)
-                prefetch(x + where + AHEAD)
                 column += width
                 where += step
                 at += unit
@@ -197,8 +218,8 @@ def write_rows(
             r0 = fma(load(flat, at + span), load(fmt, dy + where), s0)
             r1 = fma(load(flat, at + span + unit), load(fmt, dy + where + step), s1)
             stream(fmt, dx + where, r0, r1)
-            prefetch(dy + where + AHEAD)
-            prefetch(x + where + AHEAD)
+            ask_pair(fmt, dy + where + AHEAD)
+            ask_pair(fmt, x + where + AHEAD)
             column += 2 * width
             where += 2 * step
             at += 2 * unit

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from normgrad import hostmem
 from normgrad.backends.base import Compiled
-from normgrad.backends.cpu import driver, jit, pool, tasks
+from normgrad.backends.cpu import driver, jit, pool, tasks, team
 from normgrad.backends.cpu.program import Config
 from normgrad.spec import ROLES
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 PARALLEL_ELEMENTS = 262144
 # What each thread should have to do at least.
 THREAD_ELEMENTS = 32768
+# Scratch memory that a thread keeps at most; larger ones hold copies of tensors.
+KEPT_BYTES = 4 << 20
 
 _Addresses = ctypes.c_int64 * len(ROLES)
 _Sync = ctypes.c_int64 * (driver.SYNC_BYTES // 8)
@@ -50,17 +53,41 @@ def run(plan: "Plan", addresses: Sequence[int | None], workspace: int | None) ->
     assert isinstance(config, Config)
     owner = None
     if plan.workspace_bytes and not workspace:
-        owner = np.empty(plan.workspace_bytes + 64, np.uint8)
-        workspace = -(-owner.ctypes.data // 64) * 64
+        owner, workspace = _scratch(plan.workspace_bytes)
     if not jit.ENABLED:
         _interpret(plan, config, addresses, workspace or 0)
         return
     given = _Addresses(*[address or 0 for address in addresses])
-    if config.elements < PARALLEL_ELEMENTS or (threads := _threads(config)) <= 1:
+    if config.elements < PARALLEL_ELEMENTS or (threads := pool.thread_count()) <= 1:
         _entry()(config.block, given, workspace or 0, None)
     else:
-        pool.POOL.run(config.block, given, workspace or 0, _Sync(), threads - 1)
+        sync = _Sync()
+        if not team.TEAM.run(config.block, given, workspace or 0, sync, threads):
+            helpers = _worthwhile(config, threads) - 1
+            pool.POOL.run(config.block, given, workspace or 0, sync, helpers)
     del owner
+
+
+class _Kept(threading.local):
+    """Scratch memory of a thread, for its next call."""
+
+    owner: Any = None
+    address = 0
+    room = 0
+
+
+_kept = _Kept()
+
+
+def _scratch(nbytes: int) -> tuple[Any, int]:
+    """What owns so many bytes, and their address, at a multiple of a cache line."""
+    if nbytes <= _kept.room:
+        return _kept.owner, _kept.address
+    owner = np.empty(nbytes + 64, np.uint8)
+    address = -(-owner.ctypes.data // 64) * 64
+    if nbytes <= KEPT_BYTES:
+        _kept.owner, _kept.address, _kept.room = owner, address, nbytes
+    return owner, address
 
 
 def compiled(plan: "Plan") -> Compiled | None:
@@ -69,13 +96,15 @@ def compiled(plan: "Plan") -> Compiled | None:
     assert isinstance(config, Config)
     if not jit.ENABLED:
         return None
-    helpers = _threads(config) - 1 if config.elements >= PARALLEL_ELEMENTS else 0
+    helpers = 0
+    if config.elements >= PARALLEL_ELEMENTS:
+        helpers = _worthwhile(config, pool.thread_count()) - 1
     block = ctypes.addressof(config.block)
     return Compiled(entry_address(), block, helpers, driver.SYNC_BYTES)
 
 
-def _threads(config: Config) -> int:
-    return min(pool.thread_count(), -(-config.elements // THREAD_ELEMENTS))
+def _worthwhile(config: Config, threads: int) -> int:
+    return min(threads, -(-config.elements // THREAD_ELEMENTS))
 
 
 def _interpret(

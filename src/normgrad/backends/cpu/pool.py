@@ -62,10 +62,13 @@ class Pool:
                 system.pthread_mutex_init(ctypes.c_void_p(box + meeting.LOCK_AT), None)
                 system.pthread_cond_init(ctypes.c_void_p(box + meeting.SIGNAL_AT), None)
                 name = f"normgrad-{self.helpers + 1}"
+                thread = threading.Thread(target=attend, args=(box,), name=name, daemon=True)
                 try:
-                    threading.Thread(target=attend, args=(box,), name=name, daemon=True).start()
+                    thread.start()
                 except RuntimeError:  # no more threads, or the interpreter is going down
                     return
+                places = ctypes.cast(box, ctypes.POINTER(ctypes.c_int64))
+                places[meeting.THREAD], places[meeting.OFF] = thread.native_id or 0, -1
                 self.helpers += 1
 
 
@@ -96,13 +99,20 @@ def thread_count() -> int:
 
 
 def _numba_threads() -> int:
-    import numba
-    from numba.np.ufunc import parallel
-
+    numba, parallel = _numba()
     # Asking Numba starts its threads; only when somebody else has done so is there an answer.
     if getattr(parallel, "_is_initialized", False):
         return int(numba.get_num_threads())
     return int(numba.config.NUMBA_NUM_THREADS)
+
+
+@functools.cache
+def _numba() -> tuple[Any, Any]:
+    """Found once: with cold caches two imports that do nothing take 20 us."""
+    import numba
+    from numba.np.ufunc import parallel
+
+    return numba, parallel
 
 
 POOL = Pool()

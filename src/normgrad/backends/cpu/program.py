@@ -22,21 +22,20 @@ TASK_ELEMENTS = 32768
 FEW_SLABS = 32
 # A block of rows adds at most this many numbers in float32 before float64 takes over.
 BLOCK_ROWS = 128
-JOINED_COLUMNS = 256
+JOINED_COLUMNS = 64
 # Past this size of x, dy and dx together the results will not be found in a cache anyway.
 STREAM_BYTES = 12 << 20
 STREAM_SEGMENT = 1024
 LAST_CACHE = 32 << 20
 MOST_TURNS = 6  # of large slabs, three phases each
-# Four rows are summed side by side where they are narrow, or all of x and dy fits a cache.
-NARROW_BYTES = 256
+# Four rows are summed side by side where they have few columns, or all of x and dy fits a cache.
+NARROW_COLUMNS = 64
 NEAR_BYTES = 4 << 20
 # Samples of group norm up to this size are written while they are in a cache, where there are some.
 SAMPLE_BYTES = 6 << 20
 SOME_SAMPLES = 8
 # Dense rows of fewer channels are taken several as one.
 FOLD_COLUMNS = 128
-FOLD_WHOLE = 64  # where they fill whole vectors
 # Planes of up to this many bytes are taken several as one, in rows of at least STRIP_ROW, where a
 # strip of all samples stays in the cache.
 SHORT_PLANE = 256
@@ -339,7 +338,7 @@ class Program:
         params[slots.FOLDED] = folded
         self._stream(width)
         params[slots.WIDTH] = width
-        narrow = width * self.format.itemsize <= NARROW_BYTES
+        narrow = width <= NARROW_COLUMNS
         params[slots.SIDE_BY_SIDE] = int(narrow) if self._far() else 2
         block = self._blocks(samples, rows, width)
         blocks = _up(rows, block)
@@ -403,14 +402,14 @@ class Program:
     def _fold(self, rows: int, columns: int) -> int:
         """How many rows of few channels are taken as one: vectors want 16 columns."""
         params = self.params
-        many = FOLD_COLUMNS if columns % 16 else FOLD_WHOLE
-        if not 0 < columns < many or params[slots.RUN] != rows:
+        if not 0 < columns < FOLD_COLUMNS or params[slots.RUN] != rows:
             return 1
         steps = [_DATA[role] + slots.BY_INNER for role in self.needs.data]
         if any(params[step] != columns * self.format.itemsize for step in steps):
             return 1
-        most = 16 if columns % 16 else 256 // columns
-        folded = next((count for count in (16, 8, 4, 2) if count <= most and rows % count == 0), 1)
+        most = (32 if columns < 8 else 16) if columns % 16 else 256 // columns
+        counts = (count for count in (32, 16, 8, 4, 2) if count <= most and rows % count == 0)
+        folded = next(counts, 1)
         for step in steps:
             params[step] *= folded
         params[slots.RUN] = max(rows // folded, 1)

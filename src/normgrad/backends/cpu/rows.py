@@ -5,7 +5,7 @@ float64.
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.blocks import joined
+from normgrad.backends.cpu.blocks import four_joined, joined
 from normgrad.backends.cpu.columns import AHEAD, add_rows, fill
 from normgrad.backends.cpu.formats import F32, F64
 from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, read_any, write_any
@@ -347,16 +347,23 @@ def join_rows(flat):
         first = index * params[slots.CHUNK]
         last = min(first + params[slots.CHUNK], columns)
         scratch = workspace + params[slots.AT_SUMS]
-        column = first
-        while column < last:
-            part = min(lanes(flat), last - column)
-            at = workspace + params[slots.AT_PARTS] + column * size_of(flat)
-            one = joined(flat, at, blocks, stride, part)
-            other = joined(flat, at + columns * size_of(flat), blocks, stride, part)
-            here = scratch + column * 8
-            put_lanes(flat, params, addresses, workspace, slots.DBETA, column, one, part, here)
-            put_lanes(flat, params, addresses, workspace, slots.DGAMMA, column, other, part, here)
-            column += lanes(flat)
+        at = workspace + params[slots.AT_PARTS]
+        width = lanes(flat)
+        for slot in (slots.DBETA, slots.DGAMMA):
+            column = first
+            while last - column >= 4 * width:
+                here = at + column * size_of(flat)
+                for one in four_joined(flat, here, blocks, stride):
+                    there = scratch + column * 8
+                    put_lanes(flat, params, addresses, workspace, slot, column, one, width, there)
+                    column += width
+            while column < last:
+                part = min(width, last - column)
+                one = joined(flat, at + column * size_of(flat), blocks, stride, part)
+                there = scratch + column * 8
+                put_lanes(flat, params, addresses, workspace, slot, column, one, part, there)
+                column += width
+            at += columns * size_of(flat)
         return 0
 
     return join_rows_task

@@ -1,12 +1,16 @@
 """What threads share, as LLVM instructions and calls of the system."""
 
 import os
+import sys
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from normgrad.backends.cpu.conversions import I32, I64, X86, call, pointer
+
+_LINUX = sys.platform.startswith("linux")
+_CPUS = 1024  # as many as Linux's sets of processors have room for
 
 
 @intrinsic
@@ -75,6 +79,80 @@ lock = _system("pthread_mutex_lock", 1)
 unlock = _system("pthread_mutex_unlock", 1)
 sleep = _system("pthread_cond_wait", 2)
 wake = _system("pthread_cond_signal", 1)
+
+
+@intrinsic
+def this_thread(typingctx):
+    """The number that Python's ``threading.get_ident`` has for it."""
+
+    def codegen(context, builder, signature, arguments):
+        return call(builder, "pthread_self", I64, [])
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def this_cpu(typingctx):
+    """Where the caller runs; -1 where the system does not tell."""
+
+    def codegen(context, builder, signature, arguments):
+        if not _LINUX:
+            return I64(-1)
+        return builder.sext(call(builder, "sched_getcpu", I32, []), I64)
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def keep_off(typingctx, thread, cpu):
+    """Let a thread run where the caller may, but not on one processor; nothing if that is all."""
+
+    def codegen(context, builder, signature, arguments):
+        if not _LINUX:
+            return context.get_dummy_value()
+        thread, cpu = arguments
+        words = ir.ArrayType(I64, _CPUS // 64)
+        mask = builder.alloca(words)
+        builder.store(ir.Constant(words, None), mask)
+        size = I64(_CPUS // 8)
+        call(builder, "sched_getaffinity", I32, [I32(0), size, mask])
+        here = builder.gep(mask, [I32(0), builder.lshr(cpu, I64(6))])
+        bit = builder.shl(I64(1), builder.and_(cpu, I64(63)))
+        builder.store(builder.and_(builder.load(here), builder.not_(bit)), here)
+        call(builder, "sched_setaffinity", I32, [builder.trunc(thread, I32), size, mask])
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen
+
+
+@intrinsic
+def moment(typingctx, clock):
+    """Nanoseconds of a clock of the system."""
+
+    def codegen(context, builder, signature, arguments):
+        time = builder.alloca(ir.ArrayType(I64, 2))
+        call(builder, "clock_gettime", I32, [builder.trunc(arguments[0], I32), time])
+        seconds, rest = (builder.load(builder.gep(time, [I32(0), I32(at)])) for at in (0, 1))
+        return builder.add(builder.mul(seconds, I64(10**9)), rest)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def call_parallel(typingctx, function, work, data, threads):
+    """Call OpenMP's entry by its address: a function of one pointer, on so many threads."""
+
+    def codegen(context, builder, signature, arguments):
+        void, byte = ir.VoidType(), ir.IntType(8).as_pointer()
+        body = ir.FunctionType(void, [byte])
+        kind = ir.FunctionType(void, [body.as_pointer(), byte, I32, I32])
+        target, work, data, threads = arguments
+        given = [pointer(builder, work, body), pointer(builder, data, ir.IntType(8))]
+        given += [builder.trunc(threads, I32), I32(0)]
+        builder.call(pointer(builder, target, kind), given)
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 4), codegen
 
 
 @intrinsic

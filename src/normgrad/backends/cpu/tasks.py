@@ -53,3 +53,14 @@ def compiled_meeting() -> tuple[Any, Any]:
         jit.compiled(jit.LEAD_SIGNATURE, meeting.lead),
         jit.compiled(jit.ATTEND_SIGNATURE, meeting.attend),
     )
+
+
+@functools.cache
+def compiled_team() -> tuple[Any, Any]:
+    """What a caller with a team runs, and what each of its threads does."""
+    from normgrad.backends.cpu import meeting
+
+    return (
+        jit.compiled(jit.LEAD_TEAM_SIGNATURE, meeting.lead_team),
+        jit.compiled(jit.TAKE_PART_SIGNATURE, meeting.take_part),
+    )
