@@ -116,7 +116,7 @@ def test_child_processes(method, monkeypatch):
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system has no {method}")
     monkeypatch.setenv("NORMGRAD_NUM_THREADS", "2")
-    monkeypatch.setattr(team.TEAM, "resting", 1000)  # torch's threads would do its work
+    monkeypatch.setattr(team.TEAM.turns, "left", 1000)  # torch's threads would do its work
     want = digest()  # the parent has helpers by now
     assert pool.POOL.helpers >= 1
     context = multiprocessing.get_context(method)

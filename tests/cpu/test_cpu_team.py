@@ -9,9 +9,11 @@ import os, sys, torch
 from cpu_digest import digest
 from normgrad.backends.cpu import team
 run, used = team.TEAM.run, []
-def counted(*arguments):
-    used.append(run(*arguments))
-    return used[-1]
+def counted(*arguments, small):
+    done = run(*arguments, small=small)
+    if not small:
+        used.append(done)
+    return done
 team.TEAM.run = counted
 torch.set_num_threads({threads})
 data = torch.ones(1 << 20)
@@ -59,7 +61,7 @@ def test_a_team_that_is_away_rests(python, offered):
     if not offered:
         pytest.skip("torch came without an OpenMP library")
     # Every call finds that it took too long: turns of 4, 8, 16 calls and so on.
-    away = "team._AWAY = -1; run = type(team.TEAM).run.__get__(team.TEAM)"
+    away = "team.TEAM.turns.away = -1"
     _, some, every = _run(python, more=away)
     assert some
     assert not every

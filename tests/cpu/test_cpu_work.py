@@ -225,7 +225,7 @@ def test_short_planes_are_taken_in_strips():
     assert phases((64, 512, 7, 7)) == ("strips x 32",)
     assert phases((64, 500, 7, 7), "bfloat16") == ("strips x 16",)
     assert phases((64, 512, 14, 14)) == ("strips x 128",)  # would be streamed in pieces of lines
-    assert phases((8, 64, 16, 16)) == ("slabs x 4",)
-    assert phases((4, 512, 7, 7)) == ("slabs x 4",)  # too few samples for factors by element
+    assert phases((8, 64, 16, 16)) == ("slabs x 16",)
+    assert phases((4, 512, 7, 7)) == ("slabs x 16",)  # too few samples for factors by element
     gaps = TensorSpec((64, 512, 7, 7), (50176, 98, 7, 1), "float32")
     assert _config(_batch_spec(gaps)).phases[0].startswith("slabs")

@@ -37,6 +37,7 @@ class Row:
     alloc_ms: float | None = None  # results allocated by the call, as the peers do
     alloc_spread: float | None = None
     floor_share: float | None = None
+    copy_gbps: float | None = None  # on a CPU: of copies directly before and after this row
     gbps: float | None = None  # the streams over median_ms
     host_us: float | None = None
     memory_peak: int | None = None  # bytes, results included

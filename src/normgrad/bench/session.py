@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -72,7 +73,10 @@ class Session:
             if runner is not None:
                 runners[peer.name] = runner
         del known
+        copies = self.timer.near_copies()
         timed = self.timer.time({name: runner.run for name, runner in runners.items()})
+        copies += self.timer.near_copies()
+        row.copy_gbps = statistics.median(copies) if copies else None
         for peer in self.peers:
             if peer.name in timed:
                 times = row.wrong_peers if peer.name in row.peer_errors else row.peers

@@ -17,6 +17,8 @@ _cuda: Any = torch.cuda  # its events have no types
 _FLUSH_BYTES = 256 << 20
 # A copy of this size is far beyond every cache.
 _COPY_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
+_NEAR_BYTES = 64 << 20  # of the copies around a row on the CPU
+_NEAR_COPIES = 5
 _HOST_CALLS = 30
 
 
@@ -44,6 +46,7 @@ class CpuTimer:
 
     def __init__(self, repeats: int, seconds: float) -> None:
         self.repeats, self.seconds = repeats, seconds
+        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def copy_gbps(self) -> float:
         """Bytes read and written by torch's own parallel copy, in GB/s; the best of three medians.
@@ -56,6 +59,19 @@ class CpuTimer:
         calls: dict[str, Call] = {"copy": lambda: target.copy_(source)}
         best = min(rounds.time(calls)["copy"].median_ms for _ in range(3))
         return 2 * source.numel() / best / 1e6
+
+    def near_copies(self) -> list[float]:
+        """GB/s of a few copies, now: a shared machine is another one a minute later."""
+        if self._buffers is None:
+            source = torch.ones(_NEAR_BYTES, dtype=torch.uint8)
+            self._buffers = source, torch.zeros_like(source)
+        source, target = self._buffers
+        found = []
+        for _ in range(_NEAR_COPIES):
+            before = time.perf_counter()
+            target.copy_(source)
+            found.append(2 * _NEAR_BYTES / (time.perf_counter() - before) / 1e9)
+        return found
 
     def time(self, calls: Mapping[str, Call]) -> dict[str, Timing]:
         """One call of each in turn, again and again: a slow minute hits all of them alike."""
@@ -113,6 +129,10 @@ class CudaTimer:
         self.device, self.repeats, self.seconds = device, repeats, seconds
         self.flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
         self.cycles_per_us = _cycles_per_us()
+
+    def near_copies(self) -> list[float]:
+        """None: nobody else uses the memory of a GPU."""
+        return []
 
     def copy_gbps(self) -> float:
         """Bytes read and written by a device copy, in GB/s."""

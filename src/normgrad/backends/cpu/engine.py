@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Below this many elements (about 80 us of work) waking a helper costs more than it gives: its
 # turn at the interpreter lock comes 20 us late and more.
 PARALLEL_ELEMENTS = 262144
+# From this size on torch's threads, which wait for work, are worth it.
+TEAM_ELEMENTS = 131072
 # What each thread should have to do at least.
 THREAD_ELEMENTS = 32768
 # Scratch memory that a thread keeps at most; larger ones hold copies of tensors.
@@ -58,14 +60,22 @@ def run(plan: "Plan", addresses: Sequence[int | None], workspace: int | None) ->
         _interpret(plan, config, addresses, workspace or 0)
         return
     given = _Addresses(*[address or 0 for address in addresses])
-    if config.elements < PARALLEL_ELEMENTS or (threads := pool.thread_count()) <= 1:
+    if not _shared(config, given, workspace or 0):
         _entry()(config.block, given, workspace or 0, None)
-    else:
-        sync = _Sync()
-        if not team.TEAM.run(config.block, given, workspace or 0, sync, threads):
-            helpers = _worthwhile(config, threads) - 1
-            pool.POOL.run(config.block, given, workspace or 0, sync, helpers)
     del owner
+
+
+def _shared(config: Config, given: Any, workspace: int) -> bool:
+    """Run a parameter block on several threads; False where it is not worth it."""
+    if config.elements < TEAM_ELEMENTS or (threads := pool.thread_count()) <= 1:
+        return False
+    sync, small = _Sync(), config.elements < PARALLEL_ELEMENTS
+    if team.TEAM.run(config.block, given, workspace, sync, threads, small=small):
+        return True
+    if small:
+        return False
+    pool.POOL.run(config.block, given, workspace, sync, _worthwhile(config, threads) - 1)
+    return True
 
 
 class _Kept(threading.local):

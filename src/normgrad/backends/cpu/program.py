@@ -18,6 +18,7 @@ from normgrad.spec import ROLES, Op, Spec, TensorSpec
 
 # A task should take about 10 us, so that handing it out (50 ns) is nothing.
 TASK_ELEMENTS = 32768
+SOME_TASKS = 16
 # Fewer slabs than this cannot keep many cores busy: large ones are split.
 FEW_SLABS = 32
 # A block of rows adds at most this many numbers in float32 before float64 takes over.
@@ -272,7 +273,9 @@ class Program:
             if by_row and self._without_gaps():
                 self._stream(elements)
                 params[slots.DENSE] = params[slots.STREAM_DX]
-            params[slots.PER_TASK] = max(1, TASK_ELEMENTS // max(elements, 1))
+            # Some tasks at least: three of them keep two threads busy for as long as four.
+            each = min(TASK_ELEMENTS, geometry.size // SOME_TASKS)
+            params[slots.PER_TASK] = max(1, each // max(elements, 1))
             self.phase("slabs", _up(slabs, params[slots.PER_TASK]), self.format)
         self._join_samples()
 

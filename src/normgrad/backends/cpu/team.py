@@ -19,6 +19,8 @@ from normgrad.backends.cpu import tasks
 # their core. On a machine with other work a call then takes 4 to 8 ms instead of 1: where threads
 # were away for so long, our helpers have a turn.
 _AWAY = 500_000  # nanoseconds
+# Small calls are done before threads that sleep wake up, after 30 us or more.
+_LATE = 20_000
 # How many calls a turn has: twice as many each time, until a team was there at once.
 _SHORTEST, _LONGEST = 4, 256
 
@@ -28,12 +30,36 @@ _Lead = ctypes.CFUNCTYPE(
 )
 
 
+class _Turns:
+    """Calls that are left to others because a team was away for too long."""
+
+    def __init__(self, away: int) -> None:
+        self.away = away  # nanoseconds
+        self.left = 0
+        self._next = _SHORTEST
+
+    def take(self) -> bool:
+        """Whether the others have this call."""
+        if self.left <= 0:
+            return False
+        self.left -= 1
+        return True
+
+    def learn(self, away: int) -> None:
+        """How long a team was away in a call."""
+        if away <= self.away:
+            self._next = _SHORTEST
+            return
+        self.left = self._next
+        self._next = min(2 * self._next, _LONGEST)
+
+
 class Team:
     """Runs parameter blocks on torch's threads."""
 
     def __init__(self) -> None:
-        self.resting = 0  # calls that are left to our helpers
-        self._turn = _SHORTEST
+        self.turns = _Turns(_AWAY)
+        self.small_turns = _Turns(_LATE)
         self._forked = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave)
@@ -42,24 +68,22 @@ class Team:
         """A forked child has no such threads, and OpenMP would wait for them."""
         self._forked = True
 
-    def run(self, block: Any, addresses: Any, workspace: int, sync: Any, threads: int) -> bool:
+    def run(
+        self, block: Any, addresses: Any, workspace: int, sync: Any, threads: int, *, small: bool
+    ) -> bool:
         """Run a parameter block; False where torch's threads are not to be used."""
         torch: Any = sys.modules.get("torch")
         if torch is None or self._forked or torch.get_num_threads() != threads:
             return False
-        if self.resting > 0:
-            self.resting -= 1
+        turns = self.small_turns if small else self.turns
+        if turns.take():
             return False
         lead, parallel, work = _functions()
         if lead is None:
             return False
         params, given, counters = map(ctypes.addressof, (block, addresses, sync))
         job = _Job(params, given, workspace, counters, threading.get_ident(), 0, 0)
-        if lead(ctypes.addressof(job), parallel, work, threads) > _AWAY:
-            self.resting = self._turn
-            self._turn = min(2 * self._turn, _LONGEST)
-        else:
-            self._turn = _SHORTEST
+        turns.learn(lead(ctypes.addressof(job), parallel, work, threads))
         return True
 
 
