@@ -10,6 +10,7 @@ from cuda_plans import KNOWN, plan
 from normgrad.backends.cuda import launch, mail, written
 from normgrad.backends.cuda.program import SLOTS
 from normgrad.spec import RESULTS, ROLES, Op
+from normgrad.written import Source
 
 REQUESTS = (
     ("batch_norm", "64x256x56x56", "bfloat16"),
@@ -75,10 +76,12 @@ def written_call(program, op, posts, general, stream=0, current=0):
         lambda like: Tensor(),
         lambda gpu, size: 1 << 30,
         posts,
+        general,
     )
     sizes = (program.workspace_bytes, program.words if launch.has_mail(program) else 0)
     given = [slot in program.slots or slot < 2 for slot in range(OPERANDS)]
-    return given, slots, written.write(steps, program.slots, sizes, given, results, site, general)
+    source = Source(given, results)
+    return given, slots, written.write(source, steps, program.slots, sizes, site)
 
 
 def new_mail():

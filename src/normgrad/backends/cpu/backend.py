@@ -4,13 +4,14 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normgrad.backends.base import Compiled
 from normgrad.geometry import Geometry
 from normgrad.spec import Spec
+from normgrad.written import Result, Source
 
 if TYPE_CHECKING:
     from normgrad.plan import Plan
@@ -46,6 +47,18 @@ class CpuBackend:
     ) -> None:
         """Through the compiled entry, with as many threads as the size is worth."""
         _engine().run(plan, addresses, workspace)
+
+    def written(
+        self,
+        plan: "Plan",
+        operands: Sequence[bool],
+        results: Sequence[Result | None],
+        *general: object,
+    ) -> Callable[..., tuple[Any, ...]] | None:
+        """A small call on plain tensors, written out; None for a call that is large."""
+        made: Callable[..., tuple[Any, ...]] | None
+        made = _engine().written(plan, Source(operands, results))
+        return made
 
     def compiled(self, plan: "Plan") -> Compiled | None:
         """The entry for callers outside Python; none where kernels are interpreted."""

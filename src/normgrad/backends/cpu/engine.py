@@ -13,6 +13,7 @@ from normgrad.backends.base import Compiled
 from normgrad.backends.cpu import driver, jit, pool, tasks, team
 from normgrad.backends.cpu.program import Config
 from normgrad.spec import ROLES
+from normgrad.written import Source
 
 if TYPE_CHECKING:
     from normgrad.plan import Plan
@@ -76,6 +77,21 @@ def _shared(config: Config, given: Any, workspace: int) -> bool:
         return False
     pool.POOL.run(config.block, given, workspace, sync, _worthwhile(config, threads) - 1)
     return True
+
+
+def written(plan: "Plan", source: Source) -> Callable[..., tuple[Any, ...]] | None:
+    """A call that one thread does, in kept scratch memory: 2 us less of 10."""
+    import torch
+
+    config, nbytes = plan.config, plan.workspace_bytes
+    assert isinstance(config, Config)
+    if not jit.ENABLED or plan.idle or config.elements >= TEAM_ELEMENTS or nbytes > KEPT_BYTES:
+        return None
+    source.names |= {"entry": _entry(), "block": config.block, "addresses": _Addresses}
+    source.names |= {"scratch": _scratch, "empty_like": torch.empty_like}
+    workspace = f"scratch({nbytes})[1]" if nbytes else "0"
+    source.lines.append(f"entry(block, addresses({source.addresses('0')}), {workspace}, None)")
+    return source.made()
 
 
 class _Kept(threading.local):

@@ -9,10 +9,11 @@ from normgrad.backends.cuda.device import INTERPRETER, device_of
 from normgrad.backends.cuda.launch import Ready, has_mail, interpreting, run_program
 from normgrad.backends.cuda.mail import Mail, mail_of
 from normgrad.backends.cuda.program import Program
-from normgrad.backends.cuda.written import Result, Site, write
+from normgrad.backends.cuda.written import Site, write
 from normgrad.geometry import Geometry
 from normgrad.plan import Plan
 from normgrad.spec import Spec
+from normgrad.written import Result, Source
 
 
 class CudaBackend:
@@ -88,9 +89,10 @@ class CudaBackend:
         if steps is None or not all(step.arguments for step in steps):
             return None
         stream = torch._C._cuda_getCurrentRawStream
-        site = Site(index, _current_device(), stream, torch.empty_like, scratch, mail_of)
+        like = torch.empty_like
+        site = Site(index, _current_device(), stream, like, scratch, mail_of, general)
         sizes = (plan.workspace_bytes, program.words if mailed else 0)
-        return write(steps, program.slots, sizes, operands, results, site, general)
+        return write(Source(operands, results), steps, program.slots, sizes, site)
 
 
 @functools.cache

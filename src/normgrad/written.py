@@ -1,0 +1,60 @@
+"""Calls on plain tensors written out, as Python source made for one request.
+
+The general road goes through tables of roles and results; this says what is in them. Where a call
+is short, tables cost more than its work.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from normgrad.spec import ROLES
+
+# A tensor to be made by an operand, arrays[source].new_empty_strided(shape, strides, dtype): its
+# slot, source, shape (None: it is just like the operand), strides, and its dtype if not the same.
+Result = tuple[int, int, tuple[int, ...] | None, tuple[int, ...], Any]
+
+
+class Source:
+    """A function of (operands, None) that makes results and returns them, line by line.
+
+    Operands are ``a0``, ``a1`` and so on, results ``r7``; their addresses ``p0``, ``p1``, ``p7``.
+    """
+
+    def __init__(
+        self, operands: Sequence[bool], results: Sequence[Result | None], **names: Any
+    ) -> None:
+        self.names = names
+        self.slots = {slot for slot, given in enumerate(operands) if given}
+        self.lines = [f"{', '.join(f'a{slot}' for slot in range(len(operands)))}, = arrays"]
+        self.lines += [f"p{slot} = a{slot}.data_ptr()" for slot in sorted(self.slots)]
+        for slot, source, shape, strides, dtype in filter(None, results):
+            self.slots.add(slot)
+            names |= {f"shape{slot}": shape, f"strides{slot}": strides, f"dtype{slot}": dtype}
+            kind = "" if dtype is None else f", dtype=dtype{slot}"
+            made = f"a{source}.new_empty_strided(shape{slot}, strides{slot}{kind})"
+            self.lines.append(
+                f"r{slot} = {made if shape is not None else f'empty_like(a{source})'}"
+            )
+            self.lines.append(f"p{slot} = r{slot}.data_ptr()")
+        answer = ", ".join("None" if one is None else f"r{one[0]}" for one in results)
+        self.answer = f"return ({answer},)"
+
+    def addresses(self, absent: str) -> str:
+        """All roles' addresses."""
+        slots = range(len(ROLES))
+        return ", ".join(f"p{slot}" if slot in self.slots else absent for slot in slots)
+
+    def literal(self, value: Any) -> str:
+        """A constant, by a name if need be."""
+        if value is None or type(value) in (bool, int):
+            return repr(value)
+        name = f"constant{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def made(self) -> Callable[..., tuple[Any, ...]]:
+        """The function."""
+        text = "\n    ".join(["def call(arrays, out):", *self.lines, self.answer])
+        exec(compile(text, "<normgrad: a call written out>", "exec"), self.names)
+        call: Callable[..., tuple[Any, ...]] = self.names["call"]
+        return call
