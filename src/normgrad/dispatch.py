@@ -142,6 +142,8 @@ def _outline(
     if unread:
         arrays += tuple([array for _, array in unread])
     if out is not None:
+        if not isinstance(out, (tuple, list)):
+            return None, ()
         arrays += tuple(out)
     kinds = tuple(map(type, arrays))
     present = [one for one in arrays if one is not None] if _Absent in kinds else arrays

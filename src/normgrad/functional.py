@@ -8,7 +8,7 @@ from normgrad.arrays import Array
 from normgrad.dispatch import compute
 from normgrad.spec import STATISTIC_KINDS, Op, StatisticKind
 
-_named = tuple.__new__  # a named tuple of a tuple, without its own __new__: 0.1 us less
+_named = tuple.__new__  # a named tuple of a tuple, without the 0.2 us of its own `_make`
 
 
 class Gradients(NamedTuple):

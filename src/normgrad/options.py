@@ -60,7 +60,7 @@ def integer(name: str, value: Any) -> int:
 def sizes(name: str, value: Any) -> tuple[int, ...]:
     """One size or several."""
     if value.__class__ is tuple and len(value) == 1 and value[0].__class__ is int:
-        return value  # the usual: 0.4 us less
+        return value  # the usual
     try:
         if hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0:
             return (operator.index(value),)

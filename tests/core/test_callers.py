@@ -1,5 +1,6 @@
 """Who calls: NumPy, torch, and libraries that speak DLPack. Each gets its own kind back."""
 
+import functools
 import gc
 
 import ml_dtypes
@@ -301,16 +302,52 @@ def test_a_known_call_answers_as_the_first():
     bf16 = torch.randn(3).bfloat16()
     args = (torch.randn(4, 2, 5), torch.rand(4, 2, 5), bf16, torch.zeros(3))
     dispatch._known.clear()
-    first, second = (
+    first, *later = (
         ng.layer_norm_backward(dy, x, (3,), *args, output_mask=[True, True, False])
-        for _ in range(2)
+        for _ in range(3)  # the third is written out
     )
     assert len(dispatch._known) == 1
-    assert second.grad_bias is None
-    for one, other in zip(first[:2], second[:2], strict=True):
-        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
-        assert torch.equal(one, other)
-        assert one.data_ptr() != other.data_ptr()
+    for known in later:
+        assert known.grad_bias is None
+        for one, other in zip(first[:2], known[:2], strict=True):
+            assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+            assert torch.equal(one, other)
+            assert one.data_ptr() != other.data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 5), (8, 64, 40, 16)], ids=["alone", "threads"])
+@pytest.mark.parametrize("mask", [(True, True, True), (True, False, True), (False, True, False)])
+def test_a_call_is_written_out_and_reads_its_own_data(shape, mask):
+    pytest.importorskip("numba")
+    dispatch._known.clear()
+    channels = shape[1]
+    for turn in range(4):
+        dy, x = torch.randn(shape), 5 + torch.randn(shape)
+        vectors = [torch.rand(channels) for _ in range(3)]
+        call = functools.partial(
+            ng.batch_norm_backward,
+            *(dy, x, vectors[0]),
+            save_mean=vectors[1],
+            save_invstd=vectors[2],
+            output_mask=mask,
+        )
+        got, want = call(backend="cpu"), call(backend="reference")
+        for one, other, wanted in zip(got, want, mask, strict=True):
+            assert (one is not None) is wanted
+            if wanted:
+                assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        calls = [
+            known.call.__code__.co_filename for one in dispatch._known.values() for known in one
+        ]
+        assert any("written out" in name for name in calls) is (turn > 0)
+
+
+@pytest.mark.parametrize("kind", [torch.ones, np.ones], ids=["torch", "numpy"])
+def test_out_that_is_no_sequence(kind):
+    x = kind((2, 3))
+    with pytest.raises(ng.ArrayTypeError, match="out must be a tuple of 3"):
+        ng.batch_norm_backward(x, x, out=5)
 
 
 class _Wrapped(torch.Tensor):

@@ -1,6 +1,7 @@
 """Requests on a GPU for tests: data, calls, and results that can be compared to the bit."""
 
 import dataclasses
+import threading
 
 import pytest
 
@@ -81,3 +82,20 @@ def differences(results, wanted):
 def sleep(seconds=0.1):
     """Keep the current stream busy: one block, about this long at 2 GHz."""
     torch.cuda._sleep(int(seconds * 2e9))
+
+
+def in_two_threads(work):
+    """What ``work(0)`` and ``work(1)`` return, both begun at once."""
+    found = {}
+    start = threading.Barrier(2)
+
+    def run_one(place):
+        start.wait(30)
+        found[place] = work(place)
+
+    threads = [threading.Thread(target=run_one, args=(place,)) for place in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return found

@@ -1,10 +1,20 @@
 """On a GPU: calls on the default stream, whose words and scratch memory stay from call to call."""
 
 import random
-import threading
 
 import pytest
-from cuda_calls import GPU, REQUESTS, WAITING, copied, differences, make, poison, run, torch
+from cuda_calls import (
+    GPU,
+    REQUESTS,
+    WAITING,
+    copied,
+    differences,
+    in_two_threads,
+    make,
+    poison,
+    run,
+    torch,
+)
 
 from normgrad.backends.cuda import launch
 
@@ -35,24 +45,16 @@ def test_all_plans_in_any_order():
 
 def test_two_threads_on_the_default_stream():
     problems, wanted = made_with_answers(SMALL)
-    found = {}
-    start = threading.Barrier(2)
 
     def work(place):
         pick = random.Random(place)
         wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-        start.wait(30)
         for _ in range(150):
             name = pick.choice(list(problems))
             wrong += differences(run(problems[name]), wanted[name])
-        found[place] = int(wrong)
+        return int(wrong)
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert found == {0: 0, 1: 0}
+    assert in_two_threads(work) == {0: 0, 1: 0}
 
 
 def test_beside_other_streams():

@@ -1,6 +1,5 @@
 """On a GPU: graphs, streams, threads, no waiting, other work beside."""
 
-import threading
 import warnings
 
 import pytest
@@ -10,6 +9,7 @@ from cuda_calls import (
     differences,
     each_request,
     each_waiting,
+    in_two_threads,
     make,
     poison,
     run,
@@ -62,26 +62,18 @@ def test_two_threads_with_a_stream_each(request_):
     wanted = [copied(run(problem)) for problem in made]
     outs = [problem.poisoned() for problem in made]
     torch.cuda.synchronize()
-    found = {}
-    start = threading.Barrier(2)
 
     def work(place):
         problem, want, out = made[place], wanted[place], outs[place]
         with torch.cuda.stream(torch.cuda.Stream()):
             wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-            start.wait(30)
             for turn in range(50):
                 results = run(problem, out if turn % 2 else None)
                 wrong += differences(results, want)
                 poison(results)
-            found[place] = int(wrong)
+            return int(wrong)
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert found == {0: 0, 1: 0}
+    assert in_two_threads(work) == {0: 0, 1: 0}
 
 
 @each_request

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from normgrad.backends.base import Compiled
 from normgrad.geometry import Geometry
 from normgrad.spec import Spec
-from normgrad.written import Result, Source
+from normgrad.written import Result
 
 if TYPE_CHECKING:
     from normgrad.plan import Plan
@@ -55,9 +55,9 @@ class CpuBackend:
         results: Sequence[Result | None],
         *general: object,
     ) -> Callable[..., tuple[Any, ...]] | None:
-        """A small call on plain tensors, written out; None for a call that is large."""
+        """A call on plain tensors, written out; None where scratch memory is not kept."""
         made: Callable[..., tuple[Any, ...]] | None
-        made = _engine().written(plan, Source(operands, results))
+        made = _engine().written(plan, operands, results)
         return made
 
     def compiled(self, plan: "Plan") -> Compiled | None:

@@ -13,7 +13,7 @@ from normgrad.backends.base import Compiled
 from normgrad.backends.cpu import driver, jit, pool, tasks, team
 from normgrad.backends.cpu.program import Config
 from normgrad.spec import ROLES
-from normgrad.written import Source
+from normgrad.written import Result, Source
 
 if TYPE_CHECKING:
     from normgrad.plan import Plan
@@ -79,7 +79,9 @@ def _shared(config: Config, given: Any, workspace: int) -> bool:
     return True
 
 
-def written(plan: "Plan", source: Source) -> Callable[..., tuple[Any, ...]] | None:
+def written(
+    plan: "Plan", operands: Sequence[bool], results: Sequence[Result | None]
+) -> Callable[..., tuple[Any, ...]] | None:
     """A call in kept scratch memory: 2 us less of 10."""
     import torch
 
@@ -87,6 +89,7 @@ def written(plan: "Plan", source: Source) -> Callable[..., tuple[Any, ...]] | No
     assert isinstance(config, Config)
     if not jit.ENABLED or plan.idle or nbytes > KEPT_BYTES:
         return None
+    source = Source(operands, results)
     source.names |= {"entry": _entry(), "block": config.block, "addresses": _Addresses}
     source.names |= {"scratch": _scratch, "empty_like": torch.empty_like}
     workspace = f"scratch({nbytes})[1]" if nbytes else "0"
