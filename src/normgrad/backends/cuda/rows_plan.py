@@ -156,10 +156,13 @@ def _whole_rows(
 
 
 def _stages(device: Device, elements: int, itemsize: int) -> int:
-    """How far ahead rows are fetched: by two if x, dy (and gamma) fit shared memory twice."""
-    needed = elements * (2 * itemsize + 4)
-    room = device.shared_bytes - (8 << 10)
-    return 3 if 2 * needed <= room else 2 if needed <= room else 1
+    """How far ahead rows are fetched: by two if x and dy fit shared memory twice.
+
+    By three or four everything takes 2 to 4 us more: that many rows are written at the end, when
+    nothing is left to read.
+    """
+    room = device.shared_bytes - 1024
+    return next((stages for stages in (3, 2) if _shared(stages, elements, itemsize) <= room), 1)
 
 
 def _shared(stages: int, elements: int, itemsize: int) -> int:

@@ -394,7 +394,7 @@ def column_slabs(
         )  # fmt: skip
         if MEETS:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there
-                arrive(words + tally, thread)
+                arrive(words + tally)
         factors = (scale, centre, tilt, shift)
         now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
         for chunk in (gl.static_range if FEW else tl.range)(HELD, CHUNKS):  # these make room

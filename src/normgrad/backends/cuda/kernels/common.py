@@ -120,15 +120,18 @@ def look_at_words(pointers, wanted):
 
 
 @triton.jit
-def arrive(tally, thread):
-    """Count this block: whoever finds all of them counted sees what each stored before.
+def arrive(tally):
+    """Count this block, and say how many came before.
 
-    ``thread`` has one number for each thread. The count starts at all bits set, as words do.
+    Whoever finds all of them counted sees what each stored before. The count starts at all bits
+    set, as words do. In the interpreter blocks come in order.
     """
-    if not INTERPRETED:
+    if INTERPRETED:
+        before = tl.program_id(0)
+    else:
         tl.debug_barrier()
-        one = (thread * 0 + 1).to(tl.uint64)
-        tl.atomic_add(tally + thread * 0, one, mask=thread == 0, sem="release")
+        before = (tl.atomic_add(tally, 1, sem="release") + 1).to(tl.int32)
+    return before
 
 
 @triton.jit

@@ -280,7 +280,7 @@ def plane_slabs(
                     publish(box_of, pack_pair(s1, s2), chan < BLOCK_CHANNELS)
             if MEETS:  # noqa: SIM102
                 if slab + teams >= slabs:  # dx follows, but all sums are there
-                    arrive(words + tally, thread)
+                    arrive(words + tally)
         if PHASE != 1:
             if SOLO:
                 t1, t2 = s1, s2

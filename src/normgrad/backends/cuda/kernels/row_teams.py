@@ -221,15 +221,15 @@ def layer_teams(
             gl.store(base + chunk * COLS, sums_gamma[chunk], mask=ok)
             gl.store(base + length + chunk * COLS, sums_beta[chunk], mask=ok)
     if MEETS:
-        arrive(words + tally, partner)
+        arrive(words + tally)
     clear_stale(stale, stale_words, partner, THREADS)
     if MEETS and PHASE % 4 == 0:
-        across: tl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
+        across: tl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [WARPS, 1], [1, 0])
         down = gl.arange(0, DOWN, gl.SliceLayout(1, across))
-        at = gl.arange(0, WIDTH, gl.SliceLayout(0, across))
+        side = gl.arange(0, WIDTH, gl.SliceLayout(0, across))
         await_all(words + tally, partner)
         for block in tl.range(gl.program_id(0), tl.cdiv(length, WIDTH), team * teams):
-            there = block * WIDTH + at
+            there = block * WIDTH + side
             join_rows(
                 partials, dgamma, dbeta, teams, length, down, there, DOWN, TIMES, tl.float32
             )  # fmt: skip
