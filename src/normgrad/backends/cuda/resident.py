@@ -22,17 +22,17 @@ from normgrad.backends.cuda.tiles import (
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
-_MOST_CHANNELS = 8  # channels of one plane: their sums are told apart by masks
+_MOST_CHANNELS = 16  # channels of one plane: a warp exchanges words of that many
+_LEAST_BYTES = 256  # of a plane, if there are channels enough: shorter ones are read slower
 # Words of each block, where that many blocks would read the same one: 3 points for
 # 256x64x112x112 and 20x6x65536 in bfloat16, nothing or less for teams up to 80.
 _COPIES, _CROWD = 8, 96
 _ALONE = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128)  # a slab in one block
+_SHORT = 512  # elements of a channel in an image: less is small
 _WHOLE = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=9)
 
 
-def _blocks(
-    group: bool, together: int, itemsize: int, multiprocessors: int
-) -> tuple[tuple[Block, int], ...]:
+def _blocks(group: bool, itemsize: int, multiprocessors: int) -> tuple[tuple[Block, int], ...]:
     """Blocks to choose from and the largest team for each: the first that can.
 
     One block for a slab has nobody to wait for. Else many small ones overlap best: while some wait
@@ -45,9 +45,6 @@ def _blocks(
     blocks have no registers left for them: -8 to 1.
     """
     most = multiprocessors
-    if together > 1:
-        small = Block(warps=4, chunk_bytes=4 << 10, chunks=5, registers=128, held=1, most=5)
-        return (_ALONE, 1), (small, most), (_ALONE, 32 * most)
     large = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128, held=3)
     if group:  # rows of 1024 16-bit elements for each warp
         small = Block(warps=4, chunk_bytes=8 << 10, chunks=3, registers=128, held=2, most=4)
@@ -73,6 +70,32 @@ def _blocks(
     return found
 
 
+def _flat_block(device: Device, itemsize: int, run: int) -> Block:
+    """The block for tiles of one line of whole planes, a vector of 16 bytes for each thread.
+
+    Two of them a multiprocessor, with as much as it has room for: 64 images of 784 bytes lie in one
+    block, 256 in four. One of twice as many warps where planes fill its lines better by far.
+    """
+    warps = 8
+    if _filled(run, 512 * 16 // itemsize) > 1.2 * _filled(run, 256 * 16 // itemsize):
+        warps = 16
+    chunk_bytes = warps * THREADS * 16
+    room = device.shared_bytes * warps // 16 - 1024 - _sums_bytes(chunk_bytes // itemsize)
+    chunks = max(2, room // (2 * chunk_bytes))
+    held = 5 if itemsize == 4 else 2
+    return Block(warps, chunk_bytes, chunks, 128, held=held, most=chunks, ahead=True)
+
+
+def _filled(run: int, cols: int) -> float:
+    """What a line of whole planes has of these columns."""
+    return cols // run * run / cols
+
+
+def _sums_bytes(cols: int) -> int:
+    """Shared memory besides the tiles: columns change places so that channels are added up."""
+    return 512 + 4 * cols
+
+
 @dataclass(frozen=True, slots=True)
 class _Tiles:
     """How slabs are cut into rows, and rows shared by blocks."""
@@ -83,8 +106,10 @@ class _Tiles:
     cols: int
     pieces: int  # rows of a plane
     piece: int  # elements of a row
-    depth: int  # tiles of a block in shared memory
+    chunks: int  # tiles of a block
+    depth: int  # those in shared memory
     held: int  # tiles that move on to registers
+    plane: int = 0  # elements of a plane, if a line of a tile has several
 
 
 def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
@@ -107,9 +132,8 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         return False
     team = tiles.team
     solo = team.team == 1
-    channel_tile = power_of_two(together)
     copies = _COPIES if together == 1 and team.team >= _CROWD else 1
-    count = slabs * copies * team.team * channel_tile
+    count = slabs * copies * team.team * together
     words = None if solo else builder.scratch(count, "uint64")
     rows = planes * tiles.pieces
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
@@ -127,7 +151,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "run": run // align,
         "team": team.team,
         "teams": team.teams,
-        "split": geometry.groups if group else 1,
+        "split": geometry.groups if group else None,
         "plane_step": (x.channel if group else x.outer) // align,
         "outer_step": (x.outer if group else x.channel * together) // align,
         "inner_step": x.channel * geometry.channels // align if group else 0,
@@ -140,9 +164,9 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "GROUP": group,
         "VARIANCE": spec.rstd_is == "variance",
         "BLOCK_CHANNELS": together,
-        "CHANNEL_TILE": channel_tile,
         "PIXELS": layout.inner if together > 1 else 1,
-        "CHUNKS": ceil_div(team.share, tiles.rows),
+        "PLANE": tiles.plane,
+        "CHUNKS": tiles.chunks,
         "DEPTH": tiles.depth,
         "HELD": tiles.held,
         "AHEAD": tiles.block.ahead,
@@ -151,7 +175,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "VECTOR": 16 // max(itemsizes),
         "WARPS": tiles.block.warps,
         "COPIES": copies,
-        "TEAM": max(power_of_two(team.team), threads // channel_tile),
+        "TEAM": max(power_of_two(team.team), threads // together),
         "SOLO": solo,
         "ALIGN": align,
         "WIDE": reach >= 1 << 31,
@@ -183,9 +207,20 @@ def _cut(
     together: int,
 ) -> _Tiles | None:
     """Tiles for the first block whose team is small enough."""
-    for block, most_blocks in _blocks(group, together, itemsize, device.multiprocessors):
+    line = _flat_block(device, itemsize, run)
+    line_cols = line.chunk_bytes // itemsize
+    flat = not group and (together > 1 or _wasteful(run, line_cols))
+    most = device.multiprocessors
+    blocks = _blocks(group, itemsize, most)
+    if flat:
+        blocks = (line, 1), (line, most), (line, 32 * most)
+    for block, most_blocks in blocks:
         elements = block.chunk_bytes // itemsize
-        if group:
+        abreast = 1
+        if flat:
+            cols, abreast = line_cols, line_cols // run
+            pieces, piece = 1, run
+        elif group:
             # Each warp adds up rows of its own, the fewer the better: 32 or 16 elements a lane.
             most = max(64, min(elements // block.warps, power_of_two(run)))
             pieces = ceil_div(run, most)
@@ -193,14 +228,12 @@ def _cut(
             cols = max(64, power_of_two(piece))
             pieces = ceil_div(run, piece)
         else:
-            cols = cut(run, 1024) if together == 1 else power_of_two(run)
+            cols = cut(run, 1024)
             pieces, piece = ceil_div(run, cols), cols
         if cols > elements:
             continue
-        tile_rows = elements // cols
-        # Besides the tiles, what sums across warps need: more where channels share a row.
-        extra = 512 if together == 1 else 512 + 4 * cols
-        shared = 2 * block.chunks * block.chunk_bytes + extra
+        tile_rows = elements // cols * abreast
+        shared = 2 * block.chunks * block.chunk_bytes + (_sums_bytes(cols) if flat else 512)
         per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
         resident = per * device.multiprocessors
         most = block.capacity * tile_rows
@@ -216,22 +249,25 @@ def _cut(
         # Nothing comes after the only round, and a block alone does not wait.
         waits = team.rounds > 1 and team.team > 1
         held = min(block.held, chunks) if waits else max(0, chunks - depth)
-        return _Tiles(block, team, tile_rows, cols, pieces, piece, depth, held)
+        rows, plane = elements // cols, run if flat else 0
+        return _Tiles(block, team, rows, cols, pieces, piece, chunks, depth, held, plane)
     return None
 
 
-def _block_channels(layout: Layout, itemsize: int) -> int:
-    """Channels to take together so that rows of small images start at multiples of 16 bytes.
+def _wasteful(run: int, line: int) -> bool:
+    """Whether short planes fill a line of several better than rows of their own."""
+    cols = cut(run, 1024)
+    return run < _SHORT and _filled(run, line) > 1.05 * run / (ceil_div(run, cols) * cols)
 
-    Not where 8 bytes come for free: sums of each channel of a row cost more than narrow copies.
-    """
-    x = layout.x
-    if layout.inner >= 512 or x.channel != layout.inner or layout.inner * itemsize % 8 == 0:
+
+def _block_channels(layout: Layout, itemsize: int) -> int:
+    """Channels to take together so that planes of small images start at multiples of 16 bytes."""
+    if layout.inner >= _SHORT or layout.x.channel != layout.inner:
         return 1
-    block = 1
+    block, size = 1, layout.inner * itemsize
     while (
-        block < _MOST_CHANNELS
-        and block * layout.inner * itemsize % 16
+        (block * size % 16 or block * size < _LEAST_BYTES)
+        and 2 * block <= _MOST_CHANNELS
         and layout.channels % (2 * block) == 0
     ):
         block *= 2
