@@ -42,6 +42,14 @@ COLUMNS = (
     ("batch_norm", "64x64x112x112", "bfloat16", "channels-last"),  # streamed
     ("group_norm", "1x512x512x512", "float32", "channels-last"),
 )
+WHOLE_ROWS = (
+    ("layer_norm", "16384x4096", "bfloat16"),
+    ("layer_norm", "8192x5120", "bfloat16"),
+    ("layer_norm", "8192x8192", "float32"),
+    ("layer_norm", "65536x768", "bfloat16"),
+    ("layer_norm", "131072x128", "float32"),
+    ("layer_norm", "5000x1999", "float16"),
+)
 ROWS = (
     ("layer_norm", "4096x16384", "bfloat16"),
     ("layer_norm", "4096x16384", "float32"),
@@ -101,7 +109,7 @@ def the_resident(program):
 
 def tile(step):
     sizes = dict(step.constants)
-    names = ("ROWS", "COLS", "CHUNKS", "WARPS", "DEPTH", "HELD", "FIXED", "RING")
+    names = ("ROWS", "COLS", "CHUNK", "CHUNKS", "STAGES", "WARPS", "DEPTH", "HELD", "FIXED", "RING")
     return [sizes.get(name) for name in (*names, "BLOCK_CHANNELS", "BINS", "STEP", "OWN")]
 
 
@@ -116,7 +124,7 @@ def test_resident_kernels_on_hopper(request_, compiled):
 
 
 @pytest.mark.parametrize(
-    "request_", [*PLANES, COLUMNS[0], COLUMNS[2], *UNUSUAL, *ROWS], ids=" ".join
+    "request_", [*PLANES, COLUMNS[0], COLUMNS[2], *UNUSUAL, *ROWS, *WHOLE_ROWS], ids=" ".join
 )
 def test_the_plan_knows_how_much_shared_memory_a_block_takes(request_, compiled):
     """It plans before anything is compiled; a grid that does not fit fails to launch."""
@@ -176,6 +184,7 @@ def test_every_kernel_is_compiled_here():
     requests = (*PLANES, *COLUMNS, *ROWS, *OTHERS)
     met = {step.kernel for one in requests for step in launches(plan(*one))}
     met |= {"copy.strided_copy"}  # in the interpreter's cases
-    written -= {"sums.join", "apply.gradient"}  # called by kernels
+    called = {"sums.join", "apply.gradient", "joins.join_rows", "joins.join_parameters"}
+    written -= called
     met -= {"copy.clear_words"}  # in one line
     assert written == met

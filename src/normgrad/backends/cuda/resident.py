@@ -5,7 +5,7 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.layout import Layout
-from normgrad.backends.cuda.parameters import add_parameters
+from normgrad.backends.cuda.parameters import joint_parameters
 from normgrad.backends.cuda.program import Argument, Builder
 from normgrad.backends.cuda.tiles import (
     THREADS,
@@ -134,14 +134,12 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     solo = team.team == 1
     copies = _COPIES if together == 1 and team.team >= _CROWD else 1
     count = slabs * copies * team.team * together
-    words = None if solo else builder.scratch(count, "uint64")
     rows = planes * tiles.pieces
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
     partials = builder.scratch(2 * slabs * rows, "float32") if wants else None
     arguments: dict[str, Argument] = {
-        **layout.operands(builder, results=not group),
+        **layout.operands(builder, results=True),
         "partials": partials,
-        "words": words,
         "slabs": slabs,
         "rows": rows,
         "share": team.share,
@@ -179,6 +177,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "SOLO": solo,
         "ALIGN": align,
         "WIDE": reach >= 1 << 31,
+        **joint_parameters(layout, tiles.pieces, tiles.block.warps, meets=wants),
         "PHASE": 0,
     }
     builder.launch_teams(
@@ -186,13 +185,13 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         (team.team * team.teams,),
         arguments,
         constants,
-        words=count,
+        words=0 if solo else count,
+        meets=wants,
         starts_early=device.starts_early,
         warps=tiles.block.warps,
         registers=tiles.block.registers,
+        aligned=True,
     )
-    if partials is not None:
-        add_parameters(builder, geometry, layout, partials, tiles.pieces, early=device.starts_early)
     return True
 
 

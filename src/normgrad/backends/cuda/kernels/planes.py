@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
+    arrive,
     await_step_before,
     await_words,
     clear_stale,
@@ -30,6 +31,7 @@ from normgrad.backends.cuda.kernels.common import (
     widen_again,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
+from normgrad.backends.cuda.kernels.joins import join_groups
 
 
 @jit
@@ -180,6 +182,7 @@ def plane_slabs(
     words,  # [slabs, COPIES, team, BLOCK_CHANNELS]
     stale,  # words of the call before, to be cleared for the next
     stale_words,
+    tally,  # the word that counts arrivals
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -213,8 +216,12 @@ def plane_slabs(
     SOLO: tl.constexpr,  # a team of one
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
+    MEETS: tl.constexpr,  # the blocks wait for each other and join group norm's partials
+    CHANNELS: tl.constexpr,  # in tiles of so many channels
+    PARTS: tl.constexpr,  # and parts
+    TIMES: tl.constexpr,  # so often
     EARLY: tl.constexpr,  # the words are cleared meanwhile
-    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only, 3: all of SOLO
+    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, 2: gradient, 3: all of SOLO, 4: the end
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
     LANES: tl.constexpr = min(32, COLS // VECTOR)
@@ -252,9 +259,10 @@ def plane_slabs(
     if AHEAD:
         which = first_slab * BLOCK_CHANNELS + chan
         next_one = _statistics(mean, rstd, gamma, which, channels, eps, GROUP, VARIANCE)
+    thread = gl.arange(0, 32 * WARPS, line)
     turn = slabs * 0
     zero = share >> 30
-    for slab in tl.range(first_slab, slabs, teams):
+    for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
         now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
         weights = ()
         held_x = ()
@@ -323,7 +331,7 @@ def plane_slabs(
                 s1, s2 = _sum_channels(s1, s2, bins, PLANE, PIXELS, BLOCK_CHANNELS)
                 s1 = gl.convert_layout(s1, gl.SliceLayout(0, box))
                 s2 = gl.convert_layout(s2, gl.SliceLayout(0, box))
-            if not SOLO or PHASE == 1:
+            if not SOLO:
                 if BLOCK_CHANNELS == 1:
                     copies = gl.arange(0, COPIES, line)
                     pair = pack_pair(s1, s2) + copies.to(tl.uint64) * 0
@@ -331,8 +339,11 @@ def plane_slabs(
                 else:
                     box_of = mail + member * BLOCK_CHANNELS + chan
                     publish(box_of, pack_pair(s1, s2), chan < BLOCK_CHANNELS)
+            if MEETS:  # noqa: SIM102
+                if slab + teams >= slabs:  # dx follows, but all sums are there
+                    arrive(words + tally)
         if PHASE != 1:
-            if SOLO and PHASE != 2:
+            if SOLO:
                 t1, t2 = s1, s2
             elif BLOCK_CHANNELS == 1:
                 partner = gl.arange(0, TEAM, line)
@@ -375,4 +386,10 @@ def plane_slabs(
                 _write(target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)
-    clear_stale(stale, stale_words, gl.arange(0, 32 * WARPS, line), 32 * WARPS)
+    clear_stale(stale, stale_words, thread, 32 * WARPS)
+    if MEETS and PHASE % 4 == 0:
+        size = rows // pieces
+        join_groups(
+            words + tally, partials, (rstd, dgamma, dbeta),
+            (slabs // split, split * size, pieces, size), CHANNELS, PARTS, TIMES, WARPS,
+        )  # fmt: skip
