@@ -23,6 +23,8 @@ PLANES = (
     ("batch_norm", "256x2048x7x7", "bfloat16"),  # channels taken together, planes side by side
     ("batch_norm", "256x2048x7x7", "float32"),
     ("batch_norm", "64x1024x14x14", "float16"),  # in one block
+    ("batch_norm", "64x1024x14x14", "float32"),
+    ("batch_norm", "256x64x21x21", "float16"),  # planes of 7 KB
     ("batch_norm", "256x256x14x14", "float32"),  # planes of one channel side by side
     ("group_norm", "64x256x56x56", "bfloat16"),
     ("group_norm", "8x320x64x64", "float32"),

@@ -273,7 +273,8 @@ from normgrad.backends.cuda import backend, device, interpret, resident
 from normgrad.backends.cuda.tiles import Block
 
 # Lines of 64 vectors: few images make many tiles, teams and rounds.
-resident._flat_block = lambda *_: Block(2, 1024, 4, 128, held=2, most=5, ahead=True)
+line = Block(2, 1024, 4, 128, held=2, most=5, ahead=True)
+resident._flat_blocks = lambda *_: ((line, 1), (line, 1 << 30))
 backend.INTERPRETER = device.Device("tiny", 90, 3, 65536, 24 << 10)
 rng = np.random.default_rng(6)
 run = interpret.interpret
@@ -310,6 +311,7 @@ def compare(shape, dtype, **wanted):
 
 # Channels of one plane and planes of one line; teams of several blocks; one row left over.
 compare((5, 12, 7, 7), "f4", BLOCK_CHANNELS=4, PLANE=196, SOLO=True, HELD=1)
+compare((5, 48, 7, 7), "f4", PLANE=196, SOLO=True, HELD=2, CHUNKS=5, DEPTH=4, teams=6)
 compare((19, 36, 5, 5), "f4", BLOCK_CHANNELS=4, PLANE=100, team=2, HELD=2, CHUNKS=5, DEPTH=4)
 compare((17, 32, 2, 2), "f2", BLOCK_CHANNELS=16, PLANE=64)
 compare((60, 40, 3, 3), "f2", BLOCK_CHANNELS=8, PLANE=72, team=2, HELD=2)
