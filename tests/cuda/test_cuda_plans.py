@@ -93,7 +93,13 @@ def test_slabs_are_covered(known):
                 continue
             given, sizes = dict(step.arguments), dict(step.constants)
             seen += 1
-            assert given["share"] <= sizes["ROWS"] * sizes["CHUNKS"], name
+            abreast = sizes["COLS"] // sizes["PLANE"] if sizes["PLANE"] else 1
+            assert given["share"] <= abreast * sizes["ROWS"] * sizes["CHUNKS"], name
+            if sizes["PLANE"]:
+                assert (given["pieces"], given["piece"]) == (1, given["run"]), name
+                assert given["run"] * sizes["ALIGN"] == sizes["PLANE"] <= sizes["COLS"], name
+            if sizes["BLOCK_CHANNELS"] > 1:
+                assert sizes["BLOCK_CHANNELS"] * sizes["PIXELS"] == sizes["PLANE"], name
             assert sizes["HELD"] <= sizes["CHUNKS"] <= sizes["DEPTH"] + sizes["HELD"], name
             for row in (0, 1, given["pieces"] - 1, given["pieces"], given["rows"] - 1):
                 made = row * (given["magic"] % (1 << 32)) >> 32 if given["magic"] else row
@@ -104,9 +110,9 @@ def test_slabs_are_covered(known):
             assert given["pieces"] * given["piece"] >= given["run"], name
             assert given["piece"] * sizes["ALIGN"] <= sizes["COLS"], name
             assert sizes["TEAM"] >= given["team"], name
-            assert sizes["TEAM"] * sizes["CHANNEL_TILE"] >= 32 * step.warps, name
+            assert sizes["TEAM"] * sizes["BLOCK_CHANNELS"] >= 32 * step.warps, name
             if step.cooperative:
-                words = given["slabs"] * sizes["COPIES"] * given["team"] * sizes["CHANNEL_TILE"]
+                words = given["slabs"] * sizes["COPIES"] * given["team"] * sizes["BLOCK_CHANNELS"]
                 words = 0 if sizes["SOLO"] else words
                 assert given["tally"] == words, name
                 assert cleared(program, step) == (given["words"], words + sizes["MEETS"]), name

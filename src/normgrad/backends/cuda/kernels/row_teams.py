@@ -148,11 +148,7 @@ def layer_teams(
     steps = (rows - first + teams - 1) // teams if PHASE != 4 else -LAG
     for step in tl.range(0, steps + LAG):
         row = first + step * teams
-        # Each step commits one group, the first LAG an empty one.
-        if step < RING:
-            async_copy.wait_group(RING - 1)
-        else:
-            async_copy.wait_group(RING - 1 - LAG)
+        async_copy.wait_group(RING - 1 - LAG)
         slot = step % RING
         mu = centres.index(slot).load(tile)
         rs = scales.index(slot).load(tile)
@@ -217,8 +213,6 @@ def layer_teams(
                 if PHASE != 1:
                     mask = None if EVEN else column < limit - chunk * COLS
                     gl.store(to + chunk * COLS, result.to(dx.dtype.element_ty), mask=mask)
-        else:
-            async_copy.commit_group()
     async_copy.wait_group(0)
     if partials is not None and PHASE < 2:
         base = partials + first.to(tl.int64) * 2 * length + column
