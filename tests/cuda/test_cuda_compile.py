@@ -38,6 +38,7 @@ COLUMNS = (
     ("group_norm", "64x256x56x56", "bfloat16", "channels-last"),
     ("group_norm", "64x256x56x56", "float32", "channels-last"),  # two blocks a multiprocessor
     ("batch_norm", "64x512x28x28", "float16", "channels-last"),  # totals of two columns
+    ("batch_norm", "256x2048x7x7", "float32", "channels-last"),  # small teams
     ("batch_norm", "131072x256", "float32"),
     ("group_norm", "16x320x64x64", "bfloat16", "channels-last"),  # groups that lie in two blocks
     ("group_norm", "2x960x64x64", "float16", "channels-last"),

@@ -25,6 +25,7 @@ SMALL = {name: request for name, request in REQUESTS.items() if "whole device" n
 def made_with_answers(requests):
     """Problems, and what a stream of its own makes of each."""
     problems = {name: make(*request) for name, request in requests.items()}
+    torch.cuda.synchronize()  # other streams do not wait for the default one, which makes the data
     with torch.cuda.stream(torch.cuda.Stream()):
         wanted = {name: copied(run(problem)) for name, problem in problems.items()}
     torch.cuda.synchronize()
