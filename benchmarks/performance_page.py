@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from normgrad.bench.suites import suite
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "performance.md"
@@ -94,7 +96,14 @@ def middle(rows: list[Row]) -> str:
     times = [row["peers"].get("torch") or row["wrong_peers"]["torch"] for row in rows]
     shares = [row["floor_ms"] / time for row, time in zip(rows, times, strict=True)]
     torchs = statistics.median(shares)
-    return f"In the middle of {len(rows)} rows ours is {ours:.0%}, torch's {torchs:.0%}."
+    text = f"In the middle of {len(rows)} rows ours is {ours:.0%}, torch's {torchs:.0%}."
+    measured = {(row["op"], tuple(row["shape"]), row["dtype"], row["layout"]) for row in rows}
+    left = [
+        f"{one.case.op.value} {one.shape} {one.dtype} {one.case.layout}"
+        for one in suite("h200", "cuda")
+        if (one.case.op.value, one.case.shape, one.dtype, one.case.layout) not in measured
+    ]
+    return text + (f" Time ran out before {len(left)}: {', '.join(left)}." if left else "")
 
 
 def reach(row: Row) -> float:
