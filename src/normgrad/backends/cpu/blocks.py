@@ -256,7 +256,7 @@ def spread(flat, params, addresses, workspace, sample):
 def spread_means(flat):
     """The task that gives every column of a sample its mean."""
 
-    def spread_means_task(params, addresses, workspace, argument, sample):
+    def spread_means_task(params, addresses, workspace, argument, sample, after):
         spread(flat, params, addresses, workspace, sample)
         return 0
 
@@ -266,7 +266,7 @@ def spread_means(flat):
 def blocks_in(fmt, flat):
     """The task that sums blocks of rows."""
 
-    def blocks_in_task(params, addresses, workspace, argument, index):
+    def blocks_in_task(params, addresses, workspace, argument, index, after):
         first = index * params[slots.PER_TASK]
         last = min(first + params[slots.PER_TASK], params[slots.BLOCKS] * params[slots.SAMPLES])
         block_sums(fmt, flat, params, addresses, workspace, first, last)
@@ -278,7 +278,7 @@ def blocks_in(fmt, flat):
 def blocks_out(fmt, flat):
     """The task that writes blocks of rows."""
 
-    def blocks_out_task(params, addresses, workspace, argument, index):
+    def blocks_out_task(params, addresses, workspace, argument, index, after):
         # Backwards: what was summed last may still be in the cache.
         last = params[slots.BLOCKS] * params[slots.SAMPLES] - index * params[slots.PER_TASK]
         first = max(last - params[slots.PER_TASK], 0)
@@ -291,7 +291,7 @@ def blocks_out(fmt, flat):
 def samples(fmt, flat):
     """The task that takes a sample of group norm from sums to gradients, while it is cached."""
 
-    def samples_task(params, addresses, workspace, argument, sample):
+    def samples_task(params, addresses, workspace, argument, sample, after):
         columns = params[slots.COLUMNS]
         blocks = params[slots.BLOCKS]
         block = sample * blocks
@@ -309,7 +309,7 @@ def samples(fmt, flat):
 def join_blocks(flat):
     """The task that joins the blocks of some columns of a sample and makes their factors."""
 
-    def join_blocks_task(params, addresses, workspace, argument, index):
+    def join_blocks_task(params, addresses, workspace, argument, index, after):
         sample = index // params[slots.CHUNKS]
         first = (index - sample * params[slots.CHUNKS]) * params[slots.CHUNK]
         last = min(first + params[slots.CHUNK], params[slots.COLUMNS])
@@ -329,7 +329,7 @@ def join_blocks(flat):
 def join_samples():
     """The task that adds group norm's parameter gradients over samples."""
 
-    def join_samples_task(params, addresses, workspace, argument, index):
+    def join_samples_task(params, addresses, workspace, argument, index, after):
         columns = params[slots.COLUMNS]
         samples = params[slots.OUTER]
         first = index * params[slots.CHUNK]

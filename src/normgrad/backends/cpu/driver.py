@@ -13,6 +13,8 @@ SYNC_STRIDE = 64
 SYNC_BYTES = SYNC_STRIDE * slots.MAX_PHASES
 # How often to look before giving the core away: about 2 us.
 LOOKS = 64
+# Tasks before the end of a phase from which on none is taken before it is begun.
+RESERVED = 4
 
 
 def drive(params, addresses, workspace, sync):
@@ -31,15 +33,20 @@ def share(params, addresses, workspace, sync, patience):
         argument = params[at + 2]
         if sync == 0:
             for task in range(tasks):
-                status |= call_task(function, params, addresses, workspace, argument, task)
+                after = min(task + 1, tasks - 1)
+                status |= call_task(function, params, addresses, workspace, argument, task, after)
             continue
         taken = sync + phase * SYNC_STRIDE
         done = taken + 8
         task = add_atomic(taken, 1)
         while task < tasks:
-            status |= call_task(function, params, addresses, workspace, argument, task)
+            # Taken early, so that a task can ask for the data of the next; not of the last few,
+            # which others may begin sooner.
+            after = add_atomic(taken, 1) if tasks - task > RESERVED else task
+            known = min(after, tasks - 1)
+            status |= call_task(function, params, addresses, workspace, argument, task, known)
             add_atomic(done, 1)
-            task = add_atomic(taken, 1)
+            task = after if after > task else add_atomic(taken, 1)
         looks = 0
         while add_atomic(done, 0) < tasks:
             looks += 1

@@ -36,7 +36,7 @@ _FREE, _FILLING, _READY, _TAKEN = range(4)
 # cannot return while a helper is with its job.
 _PATIENCE = 4096
 
-# What a team's job has after its four arguments.
+# A team's job: the four arguments of `drive`, then these.
 _CALLER, _BEGUN, _AWAY = 4, 5, 6
 # Clocks of Linux.
 _MONOTONIC, _THREAD_TIME = 1, 3
@@ -100,6 +100,9 @@ def attend(address):
 def lead_team(address, parallel, work, threads):
     """A job on OpenMP's threads; for how many nanoseconds one of them or another did not run."""
     job = at_address(address)
+    job[1] += address
+    job[3] += address
+    job[_CALLER] = this_thread()
     job[_BEGUN] = moment(_MONOTONIC)
     call_parallel(parallel, work, address, threads)
     return job[_AWAY]

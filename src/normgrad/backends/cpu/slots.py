@@ -75,6 +75,8 @@ WIDTH: Final = 90  # columns of such a row: FOLDED * COLUMNS
 
 FAR: Final = 92  # lines are asked for ahead: channels first in writing, last in adding four
 
+ASKS: Final = 93  # the next slab is asked for while one is written
+
 # Slabs of group norm.
 DENSE: Final = 91  # segments follow each other without gaps in x, dy and dx, and dx is streamed
 

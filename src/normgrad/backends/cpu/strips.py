@@ -135,7 +135,7 @@ def strip(fmt, flat, params, addresses, workspace, index):
 def strips(fmt, flat):
     """The task for one strip."""
 
-    def strips_task(params, addresses, workspace, argument, index):
+    def strips_task(params, addresses, workspace, argument, index, after):
         return strip(fmt, flat, params, addresses, workspace, index)
 
     return strips_task

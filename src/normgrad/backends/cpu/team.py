@@ -9,7 +9,6 @@ import ctypes
 import functools
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,10 @@ _LATE = 20_000
 # How many calls a turn has: twice as many each time, until a team was there at once.
 _SHORTEST, _LONGEST = 4, 256
 
-_Job = ctypes.c_int64 * 7
+# Words that a job begins with: the four arguments of `drive` (addresses and counters as offsets in
+# bytes from the job), then what `meeting` needs.
+HEAD = 7
+
 _Lead = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
 )
@@ -68,10 +70,8 @@ class Team:
         """A forked child has no such threads, and OpenMP would wait for them."""
         self._forked = True
 
-    def run(
-        self, block: Any, addresses: Any, workspace: int, sync: Any, threads: int, *, small: bool
-    ) -> bool:
-        """Run a parameter block; False where torch's threads are not to be used."""
+    def run(self, job: Any, threads: int, *, small: bool) -> bool:
+        """Run a job; False where torch's threads are not to be used."""
         torch: Any = sys.modules.get("torch")
         if torch is None or self._forked or torch.get_num_threads() != threads:
             return False
@@ -81,9 +81,7 @@ class Team:
         lead, parallel, work = _functions()
         if lead is None:
             return False
-        params, given, counters = map(ctypes.addressof, (block, addresses, sync))
-        job = _Job(params, given, workspace, counters, threading.get_ident(), 0, 0)
-        turns.learn(lead(ctypes.addressof(job), parallel, work, threads))
+        turns.learn(lead(job, parallel, work, threads))
         return True
 
 
