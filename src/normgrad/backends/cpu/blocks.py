@@ -102,6 +102,8 @@ def block_gradients(fmt, flat, params, addresses, workspace, first, last):
                 params[slots.CORRECTION] != slots.NO_CORRECTION,
                 streaming and (dx | step) & 63 == 0,
                 params[slots.SIDE_BY_SIDE] > 1,
+                0,
+                0,
             )
             row += rows
     if streaming:

@@ -305,6 +305,7 @@ class Program:
         self._stream(strip * geometry.inner)
         params[slots.FAR] = int(self._far())
         params[slots.PER_TASK] = strip
+        params[slots.ASKS] = params[slots.STREAM_DX]
         params[slots.BLOCK] = BLOCK_ROWS
         params[slots.AT_COEFFICIENTS] = self.reserve(4 * size * self.flat.itemsize)
         params[slots.AT_PARTS] = self.reserve(2 * size * self.flat.itemsize)
