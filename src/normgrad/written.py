@@ -11,7 +11,8 @@ from normgrad.spec import ROLES
 
 # A tensor to be made by an operand, arrays[source].new_empty_strided(shape, strides, dtype): its
 # slot, source, shape (None: it is just like the operand), strides, and its dtype if not the same.
-Result = tuple[int, int, tuple[int, ...] | None, tuple[int, ...], Any]
+# Last, where it is made in another way, the function that does.
+Result = tuple[Any, ...]
 
 
 class Source:
@@ -27,8 +28,12 @@ class Source:
         self.slots = {slot for slot, given in enumerate(operands) if given}
         self.lines = [f"{', '.join(f'a{slot}' for slot in range(len(operands)))}, = arrays"]
         self.lines += [f"p{slot} = a{slot}.data_ptr()" for slot in sorted(self.slots)]
-        for slot, source, shape, strides, dtype in filter(None, results):
+        for slot, source, shape, strides, dtype, *own in filter(None, results):
             self.slots.add(slot)
+            if own:
+                names[f"make{slot}"] = own[0]
+                self.lines += [f"r{slot} = make{slot}()", f"p{slot} = r{slot}.data_ptr()"]
+                continue
             names |= {f"shape{slot}": shape, f"strides{slot}": strides, f"dtype{slot}": dtype}
             kind = "" if dtype is None else f", dtype=dtype{slot}"
             made = f"a{source}.new_empty_strided(shape{slot}, strides{slot}{kind})"
