@@ -281,9 +281,11 @@ def blocks_out(fmt, flat):
     """The task that writes blocks of rows."""
 
     def blocks_out_task(params, addresses, workspace, argument, index, after):
-        # Backwards: what was summed last may still be in the cache.
-        last = params[slots.BLOCKS] * params[slots.SAMPLES] - index * params[slots.PER_TASK]
-        first = max(last - params[slots.PER_TASK], 0)
+        first = index * params[slots.PER_TASK]
+        last = min(first + params[slots.PER_TASK], params[slots.BLOCKS] * params[slots.SAMPLES])
+        if params[slots.BACKWARDS]:
+            last = params[slots.BLOCKS] * params[slots.SAMPLES] - index * params[slots.PER_TASK]
+            first = max(last - params[slots.PER_TASK], 0)
         block_gradients(fmt, flat, params, addresses, workspace, first, last)
         return 0
 

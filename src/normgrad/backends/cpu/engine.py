@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 # turn at the interpreter lock comes 20 us late and more.
 PARALLEL_ELEMENTS = 262144
 # From this size on torch's threads, which wait for work, are worth it.
-TEAM_ELEMENTS = 131072
+TEAM_ELEMENTS = 65536
+# Up to this size each thread of torch's begins in its own part of the tasks, where its cache has
+# what the last call left there: 98304 elements 14.6 us, 22.6 taken in turns, 21.1 alone.
+SPLIT_ELEMENTS = 524288
 # What each thread should have to do at least.
 THREAD_ELEMENTS = 32768
 # Scratch memory that a thread keeps at most; larger ones hold copies of tensors.
@@ -74,12 +77,14 @@ def run(plan: "Plan", addresses: Sequence[int | None], workspace: int | None) ->
 def _head(config: Config, workspace: int) -> tuple[int, ...]:
     """What a job begins with."""
     block = ctypes.addressof(config.block)
-    return block, _GIVEN_AT, workspace, _SYNC_AT, 0, 0, 0
+    return block, _GIVEN_AT, workspace, _SYNC_AT, *[0] * (team.HEAD - 4)
 
 
 def _share(config: Config, job: Any) -> None:
     """Run a job on as many threads as are worth it."""
     threads, small = pool.thread_count(), config.elements < PARALLEL_ELEMENTS
+    if config.elements <= SPLIT_ELEMENTS:
+        job[team.PARTS] = min(threads, driver.MOST_PARTS)
     if threads > 1 and team.TEAM.run(job, threads, small=small):
         return
     here, workspace = ctypes.addressof(job), job[2]
