@@ -73,7 +73,7 @@ def block_sums(fmt, flat, params, addresses, workspace, first, last):
 
 
 @jit.inner
-def block_gradients(fmt, flat, params, addresses, workspace, first, last):
+def block_gradients(fmt, flat, params, addresses, workspace, first, last, ask_dy, ask_x):
     """The gradients of a few blocks of rows."""
     columns = params[slots.WIDTH]
     blocks = params[slots.BLOCKS]
@@ -102,8 +102,8 @@ def block_gradients(fmt, flat, params, addresses, workspace, first, last):
                 params[slots.CORRECTION] != slots.NO_CORRECTION,
                 streaming and (dx | step) & 63 == 0,
                 params[slots.SIDE_BY_SIDE] > 1,
-                0,
-                0,
+                ask_dy,
+                ask_x,
             )
             row += rows
     if streaming:
@@ -286,7 +286,7 @@ def blocks_out(fmt, flat):
         if params[slots.BACKWARDS]:
             last = params[slots.BLOCKS] * params[slots.SAMPLES] - index * params[slots.PER_TASK]
             first = max(last - params[slots.PER_TASK], 0)
-        block_gradients(fmt, flat, params, addresses, workspace, first, last)
+        block_gradients(fmt, flat, params, addresses, workspace, first, last, 0, 0)
         return 0
 
     return blocks_out_task
@@ -303,8 +303,13 @@ def samples(fmt, flat):
         block_sums(fmt, flat, params, addresses, workspace, block, block + blocks)
         join_columns(flat, params, workspace, sample, 0, columns)
         group_factors(flat, params, addresses, workspace, sample, 0, columns)
+        ask_dy = 0
+        ask_x = 0
+        if params[slots.ASKS] and after > sample:
+            ask_dy = (after - sample) * params[slots.DY + slots.BY_SAMPLE]
+            ask_x = (after - sample) * params[slots.X + slots.BY_SAMPLE]
         for back in range(block + blocks - 1, block - 1, -1):
-            block_gradients(fmt, flat, params, addresses, workspace, back, back + 1)
+            block_gradients(fmt, flat, params, addresses, workspace, back, back + 1, ask_dy, ask_x)
         return 0
 
     return samples_task

@@ -375,6 +375,7 @@ class Program:
         if by_row and both and near and samples >= SOME_SAMPLES:
             params[slots.SIDE_BY_SIDE] = 2 if sample_bytes <= SMALL_SAMPLE else 1
             params[slots.FAR] = int(self._far())
+            params[slots.ASKS] = int(sample_bytes <= SMALL_SAMPLE)
             self.phase("samples", samples, self.format, self.flat)
             self._join_samples()
             return
