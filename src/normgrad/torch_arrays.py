@@ -56,13 +56,6 @@ def in_kept(shape: Any, strides: Any, dtype: torch.dtype, nbytes: int) -> torch.
     return torch.frombuffer(kept.take(nbytes), dtype=dtype).as_strided_(shape, strides)
 
 
-def on_huge_pages(shape: Any, strides: Any, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
-    """A tensor on the host that asks for huge pages."""
-    array = torch.empty_strided(shape, strides, dtype=dtype, device=_device("cpu"))
-    hostmem.ask_huge_pages(array.data_ptr(), nbytes)
-    return array
-
-
 class TorchKind:
     """Dense torch tensors on the CPU or an NVIDIA GPU."""
 

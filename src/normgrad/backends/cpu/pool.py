@@ -104,24 +104,19 @@ def thread_count() -> int:
     wish = _environment.get(_WISH)
     if wish and wish.strip().isdigit():
         return max(1, min(int(wish), _MOST * _cores()))
-    return min(_cores(), _numba_threads())
-
-
-def _numba_threads() -> int:
-    numba, parallel = _numba()
+    numba, parallel, config = _numba()
     # Asking Numba starts its threads; only when somebody else has done so is there an answer.
-    if getattr(parallel, "_is_initialized", False):
-        return int(numba.get_num_threads())
-    return int(numba.config.NUMBA_NUM_THREADS)
+    asked = getattr(parallel, "_is_initialized", False)
+    return min(_cores(), int(numba.get_num_threads() if asked else config.NUMBA_NUM_THREADS))
 
 
 @functools.cache
-def _numba() -> tuple[Any, Any]:
+def _numba() -> tuple[Any, Any, Any]:
     """Found once: with cold caches two imports that do nothing take 20 us."""
     import numba
     from numba.np.ufunc import parallel
 
-    return numba, parallel
+    return numba, parallel, numba.config
 
 
 POOL = Pool()

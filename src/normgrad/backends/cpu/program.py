@@ -442,7 +442,8 @@ class Program:
         block = _up(block, 4) * 4
         self.params[slots.BLOCK] = block
         self.params[slots.BLOCKS] = _up(rows, block)
-        self.params[slots.PER_TASK] = max(1, TASK_ELEMENTS // max(block * columns, 1))
+        each = min(TASK_ELEMENTS, self.geometry.size // SOME_TASKS)
+        self.params[slots.PER_TASK] = max(1, each // max(block * columns, 1))
         return block
 
     def _rows(self) -> None:

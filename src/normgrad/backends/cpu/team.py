@@ -39,22 +39,12 @@ class _Turns:
     def __init__(self, away: int) -> None:
         self.away = away  # nanoseconds
         self.left = 0
-        self._next = _SHORTEST
-
-    def take(self) -> bool:
-        """Whether the others have this call."""
-        if self.left <= 0:
-            return False
-        self.left -= 1
-        return True
+        self.next = _SHORTEST
 
     def learn(self, away: int) -> None:
-        """How long a team was away in a call."""
-        if away <= self.away:
-            self._next = _SHORTEST
-            return
-        self.left = self._next
-        self._next = min(2 * self._next, _LONGEST)
+        """How long a team was away in a call, for too long or not."""
+        self.left = self.next if away > self.away else 0
+        self.next = min(2 * self.next, _LONGEST) if away > self.away else _SHORTEST
 
 
 class Team:
@@ -77,12 +67,15 @@ class Team:
         if torch is None or self._forked or torch.get_num_threads() != threads:
             return False
         turns = self.small_turns if small else self.turns
-        if turns.take():
+        if turns.left > 0:
+            turns.left -= 1
             return False
         lead, parallel, work = _functions()
         if lead is None:
             return False
-        turns.learn(lead(job, parallel, work, threads))
+        away = lead(job, parallel, work, threads)
+        if away > turns.away or turns.next > _SHORTEST:  # seldom
+            turns.learn(away)
         return True
 
 
