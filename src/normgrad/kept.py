@@ -39,7 +39,7 @@ def _blocks(nbytes: int) -> Any:
 
 def take(nbytes: int) -> Any:
     """A buffer of so many bytes that nobody else uses, with any content."""
-    entry = _fitting(nbytes) if _kept else None
+    entry = _fitting(nbytes) if _room() and _kept else None
     if entry is None:
         entry = _map(-(-nbytes // _HUGE_PAGE) * _HUGE_PAGE)
     # By address: a buffer of the mapping's own would not let it go.
