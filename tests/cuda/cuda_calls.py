@@ -23,7 +23,7 @@ REQUESTS = {
     "resident batch norm": ("batch_norm", "64x256x56x56", "bfloat16"),
     "resident batch norm, float32": ("batch_norm", "32x256x56x56", "float32"),
     "resident batch norm, whole device": ("batch_norm", "2x16x128x128x128", "float32"),
-    "resident batch norm, small images": ("batch_norm", "64x2048x7x7", "bfloat16"),
+    "resident batch norm, small images": ("batch_norm", "256x1024x7x7", "bfloat16"),
     "resident group norm": ("group_norm", "8x320x64x64", "bfloat16"),
     "two passes, planes": ("batch_norm", "16x64x28x28", "float64"),
     "two passes, columns": ("batch_norm", "16x64x28x28", "float64", "channels-last"),

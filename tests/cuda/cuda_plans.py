@@ -41,7 +41,9 @@ def roles(step):
 def tile_bytes(step):
     """The bytes of x and dy that a block holds."""
     given, sizes = dict(step.arguments), dict(step.constants)
-    each = sum(BYTES[given[role].dtype] for role in ("x", "dy"))
+    each = sum(BYTES[given[role].dtype] for role in ("x", "dy") if given[role])
+    if "STAGES" in sizes:
+        return (sizes["STAGES"] - 1) * sizes["ROWS"] * sizes["CHUNK"] * sizes["CHUNKS"] * each
     tiles = sizes["RING"] * sizes["CHUNKS"] if "RING" in sizes else sizes.get("DEPTH", 1)
     tiles += sizes.get("FIXED", 0)
     return tiles * sizes.get("ROWS", 1) * sizes["COLS"] * each

@@ -40,23 +40,24 @@ def small_blocks(pick):
     """Blocks so small that these data have many tiles, some of them in registers."""
     chunks, held = pick.randint(2, 4), pick.randint(1, 3)
     block = Block(pick.choice((1, 2)), 512, chunks, 64, held, pick.choice((0, 0, chunks)))
-    return lambda *_: ((block, 1 << 30),)
+    flat = dataclasses.replace(block, chunk_bytes=1024)  # a plane of 4 channels fits in a line
+    return lambda *_: ((block, 1 << 30),), lambda *_: ((flat, 1), (flat, 1 << 30))
 
 
 def main(count):
     pick = random.Random(11)
     mail = HostMail()
     plans = {}
-    blocks = resident._blocks
+    blocks = resident._blocks, resident._flat_blocks
     held = larger = 0  # tiles in registers; slabs that do not fit in shared memory alone
     for turn in range(count):
         small = pick.random() < 0.7
         tiny = {
             "multiprocessors": pick.randint(2, 6),
-            "shared_bytes": pick.choice((6, 8) if small else (64, 100, 228)) << 10,
+            "shared_bytes": pick.choice((7, 9) if small else (64, 100, 228)) << 10,
         }
         backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, **tiny)
-        resident._blocks = small_blocks(pick) if small else blocks
+        resident._blocks, resident._flat_blocks = small_blocks(pick) if small else blocks
         _make_plan.cache_clear()
         # Words that stay from call to call, as on a GPU's default stream, or the call's own.
         backend.BACKEND.interpreted_mail = mail if turn % 2 else None

@@ -145,7 +145,7 @@ from normgrad.backends.cuda import parameters
 from normgrad.plan import make_plan
 from normgrad.spec import Op
 
-parameters._AT_ONCE = 16
+parameters.THREADS = 1  # tiles of 32 parts
 case = verify.Case(id="many", op=Op.GROUP_NORM, shape=(53, 6, 4), num_groups=2)
 problem = verify.make_problem(case, "float32", 0)
 for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
@@ -264,6 +264,65 @@ print("done")
 def test_columns_in_many_small_tiles():
     """With bytes around the workspace that must stay as they are."""
     assert interpreted("-c", COLUMNS).strip() == "done"
+
+
+SMALL_IMAGES = """
+import numpy as np
+from normgrad import functional
+from normgrad.backends.cuda import backend, device, interpret, resident
+from normgrad.backends.cuda.tiles import Block
+
+# Lines of 64 vectors: few images make many tiles, teams and rounds.
+line = Block(2, 1024, 4, 128, held=2, most=5, ahead=True)
+resident._flat_blocks = lambda *_: ((line, 1), (line, 1 << 30))
+backend.INTERPRETER = device.Device("tiny", 90, 3, 65536, 24 << 10)
+rng = np.random.default_rng(6)
+run = interpret.interpret
+seen = []
+
+
+def watched(program, *given):
+    step = program.steps[-1]
+    seen.append(dict(step.constants) | dict(step.arguments))
+    run(program, *given)
+
+
+interpret.interpret = watched
+
+
+def compare(shape, dtype, **wanted):
+    x = (50 + 3 * rng.standard_normal(shape)).astype(dtype)
+    dy = rng.standard_normal(shape).astype(dtype)
+    mean, gamma = (50 + rng.standard_normal(shape[1]).astype("f4") for _ in range(2))
+    rstd = (0.3 + 0.05 * rng.standard_normal(shape[1])).astype("f4")
+
+    def results(backend):
+        small = [np.full(shape[1], np.nan, "f4") for _ in range(2)]
+        out = (np.full(shape, np.nan, dtype), *small)
+        call = functional.batch_norm_backward
+        return call(dy, x, gamma, None, None, mean, rstd, out=out, backend=backend)
+
+    for one, other in zip(results("cuda"), results("reference")):
+        one, other = one.astype("f8"), other.astype("f8")
+        budget = 2e-5 if dtype == "f4" else 2e-3
+        assert np.abs(one - other).max() <= budget * np.abs(other).max(), shape
+    assert wanted.items() <= seen[-1].items(), (shape, seen[-1])
+
+
+# Channels of one plane and planes of one line; teams of several blocks; one row left over.
+compare((5, 12, 7, 7), "f4", BLOCK_CHANNELS=4, PLANE=196, SOLO=True, HELD=1)
+compare((5, 48, 7, 7), "f4", PLANE=196, SOLO=True, HELD=2, CHUNKS=5, DEPTH=4, teams=6)
+compare((19, 36, 5, 5), "f4", BLOCK_CHANNELS=4, PLANE=100, team=2, HELD=2, CHUNKS=5, DEPTH=4)
+compare((17, 32, 2, 2), "f2", BLOCK_CHANNELS=16, PLANE=64)
+compare((60, 40, 3, 3), "f2", BLOCK_CHANNELS=8, PLANE=72, team=2, HELD=2)
+compare((50, 7, 6, 6), "f4", BLOCK_CHANNELS=1, PLANE=36, team=2, HELD=2)
+compare((13, 3, 10, 5), "f2", BLOCK_CHANNELS=1, PLANE=50, ALIGN=2)
+print("done")
+"""
+
+
+def test_planes_of_small_images_side_by_side():
+    assert interpreted("-c", SMALL_IMAGES).strip() == "done"
 
 
 def test_random_requests_on_small_devices():

@@ -20,6 +20,11 @@ class Device:
         return self.capability >= 80
 
     @property
+    def threads(self) -> int:
+        """Of a multiprocessor, at once."""
+        return {75: 1024}.get(self.capability, 2048 if self.capability % 10 in (0, 3) else 1536)
+
+    @property
     def starts_early(self) -> bool:
         """Whether a launch can start before the one before it is done."""
         return self.capability >= 90

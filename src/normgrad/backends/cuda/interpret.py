@@ -39,9 +39,11 @@ def interpret(
         constants = constants_of(step)
         phases: tuple[int | None, ...] = (None,)
         if "PHASE" in constants:
-            phases = (1, 3, 2) if constants.get("OWN") else (1, 2)
-            if not step.cooperative:
-                phases = (3,)
+            phases = (3,)
+            if dict(step.arguments)["tally"]:  # words before it
+                phases = (1, 3, 2) if constants.get("OWN") else (1, 2)
+            if constants["MEETS"]:
+                phases += (4,)
         for phase in phases:
             if phase is not None:
                 constants["PHASE"] = phase

@@ -1,21 +1,17 @@
-"""Group norm's parameter gradients: the last step of each of its plans."""
+"""Group norm's parameter gradients: the last step of each of its plans, or their kernel's end."""
+
+from typing import Any
 
 from normgrad.backends.cuda.layout import Layout
 from normgrad.backends.cuda.program import Builder, Ref
-from normgrad.backends.cuda.tiles import ceil_div, power_of_two
+from normgrad.backends.cuda.tiles import THREADS, ceil_div, power_of_two
 from normgrad.geometry import Geometry
 
 _AT_ONCE = 2048  # partials of a block: 1x128x1024x1024 in float32 reads 85.6 %, 83.7 with 512
 
 
 def add_parameters(
-    builder: Builder,
-    geometry: Geometry,
-    layout: Layout,
-    partials: Ref,
-    splits: int,
-    *,
-    early: bool = False,
+    builder: Builder, geometry: Geometry, layout: Layout, partials: Ref, splits: int
 ) -> None:
     """Group norm's parameter gradients from the partial sums of each sample and channel."""
     if builder.spec.dgamma is None and builder.spec.dbeta is None:
@@ -32,10 +28,9 @@ def add_parameters(
             "rstd": builder.vector("rstd"),
             "dgamma": builder.result("dgamma"),
             "dbeta": builder.result("dbeta"),
-            "units": layout.channels * layout.outer,
-            "splits": splits,
             "samples": layout.outer,
             "channels": layout.channels,
+            "splits": splits,
             "group_size": geometry.channels,
         },
         {
@@ -43,8 +38,17 @@ def add_parameters(
             "PARTS": parts,
             "TIMES": ceil_div(count, parts),
             "COMPUTE": builder.compute,
-            "EARLY": early,
         },
         warps=8 if parts > 512 else 4,
-        early=early,
     )
+
+
+def joint_parameters(layout: Layout, splits: int, warps: int, *, meets: bool) -> dict[str, Any]:
+    """Constants of the end of a group norm kernel: tiles of the partials that blocks join.
+
+    An element for each thread, 4 where there are many parts.
+    """
+    count = layout.outer * splits
+    parts = min(power_of_two(count), 4 * warps * THREADS)
+    size = max(1, warps * THREADS // parts)
+    return {"MEETS": meets, "CHANNELS": size, "PARTS": parts, "TIMES": ceil_div(count, parts)}

@@ -142,22 +142,23 @@ class Builder:
         constants: dict[str, Any],
         *,
         words: int,
+        meets: bool,
         starts_early: bool,
         **options: Any,
     ) -> None:
-        """A launch whose blocks wait for each other's words, if they have any.
+        """A launch whose blocks wait for each other's words or, if it ``meets``, for everybody.
 
-        These are cleared directly before it, where the launch may overtake nothing else, unless
-        the words of `mail` stand in for them.
+        The words, the last of which counts arrivals, are cleared directly before it, where the
+        launch may overtake nothing else, unless those of `mail` stand in for them.
         """
-        target = arguments["words"]
-        waits = isinstance(target, Ref)
-        early = waits and starts_early
-        if isinstance(target, Ref):
-            self._clear(target, words, early=early)
-            self.words = words
-        arguments |= {"stale": target, "stale_words": 0}
-        options |= {"cooperative": waits, "early": early, "aligned": True}
+        total = words + meets
+        target = self.scratch(total, "uint64") if total else None
+        early = total > 0 and starts_early
+        if target is not None:
+            self._clear(target, total, early=early)
+            self.words = total
+        arguments |= {"words": target, "stale": target, "stale_words": 0, "tally": words}
+        options = {"cooperative": total > 0, "early": early} | options
         self.launch(kernel, grid, arguments, constants | {"EARLY": early}, **options)
 
     def _clear(self, words: Ref, count: int, *, early: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.layout import Layout
-from normgrad.backends.cuda.parameters import add_parameters
+from normgrad.backends.cuda.parameters import joint_parameters
 from normgrad.backends.cuda.program import Argument, Builder
 from normgrad.backends.cuda.tiles import (
     THREADS,
@@ -22,17 +22,20 @@ from normgrad.backends.cuda.tiles import (
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
-_MOST_CHANNELS = 8  # channels of one plane: their sums are told apart by masks
+_MOST_CHANNELS = 16  # channels of one plane: a warp exchanges words of that many
+_LEAST_BYTES = 256  # of a plane, if there are channels enough: shorter ones are read slower
 # Words of each block, where that many blocks would read the same one: 3 points for
 # 256x64x112x112 and 20x6x65536 in bfloat16, nothing or less for teams up to 80.
 _COPIES, _CROWD = 8, 96
 _ALONE = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128)  # a slab in one block
+_FEW = Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2, most=6)
+_ALONE_BYTES = 104 << 10  # of a slab in one block of two on a multiprocessor
+_FULL = 0.9
+_SHORT = 512  # elements of a channel in an image: less is small
 _WHOLE = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=9)
 
 
-def _blocks(
-    group: bool, together: int, itemsize: int, multiprocessors: int
-) -> tuple[tuple[Block, int], ...]:
+def _blocks(group: bool, itemsize: int, multiprocessors: int) -> tuple[tuple[Block, int], ...]:
     """Blocks to choose from and the largest team for each: the first that can.
 
     One block for a slab has nobody to wait for. Else many small ones overlap best: while some wait
@@ -45,9 +48,6 @@ def _blocks(
     blocks have no registers left for them: -8 to 1.
     """
     most = multiprocessors
-    if together > 1:
-        small = Block(warps=4, chunk_bytes=4 << 10, chunks=5, registers=128, held=1, most=5)
-        return (_ALONE, 1), (small, most), (_ALONE, 32 * most)
     large = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128, held=3)
     if group:  # rows of 1024 16-bit elements for each warp
         small = Block(warps=4, chunk_bytes=8 << 10, chunks=3, registers=128, held=2, most=4)
@@ -67,10 +67,62 @@ def _blocks(
         # With 9 tiles and 3 teams 256x64x112x112 reads 77 %, with 8 and 2 teams 87.
         large = replace(large, most=8)
         middle = large, _WHOLE
-    found = (_ALONE, 1), (small, most), *((one, most) for one in middle), (large, 32 * most)
+    found = (small, most), *((one, most) for one in middle), (large, 32 * most)
+    # Blocks alone: four on a multiprocessor where slabs are small, 16x1280x16x16 in bfloat16 reads
+    # 45 % instead of 40. With two tiles held 64x256x56x56 reads 84.6 instead of 83.6.
+    alone = ((_FEW, 1), (replace(_ALONE, held=2), 1)) if group else ((_ALONE, 1),)
+    found = *alone, *found
     if itemsize == 4:
         return tuple((replace(block, ahead=True), blocks) for block, blocks in found)
     return found
+
+
+def _flat_blocks(
+    device: Device, itemsize: int, run: int, together: int
+) -> tuple[tuple[Block, int], ...]:
+    """The same for tiles of one line of whole planes, if the first one's lines are of use.
+
+    Two blocks of 8 warps a multiprocessor, a vector of 16 bytes for each thread, and as much as
+    there is room for: 64 images of 784 bytes lie in one block, 256 in four. In float32 such a team
+    is better made of four small blocks a multiprocessor (256x256x14x14 reads 78 % instead of 75),
+    or where channels are taken together of two with longer lines (256x512x13x13 81 instead of 79,
+    256x2048x7x7 86). Planes of more than 4 KB have one block a multiprocessor with two vectors a
+    thread (256x64x21x21 in bfloat16: 43 %; 16 warps 42).
+
+    Blocks alone hold tiles too where they have several rounds: 64x1024x14x14 reads 61 % instead of
+    59 in bfloat16, 77 instead of 74 in float32.
+    """
+    held = 5 if itemsize == 4 else 2
+    if itemsize * run > 4 << 10:
+        one = _flat_block(device, itemsize, 8, 8 << 10, 1, held=4)
+        team = one
+    else:
+        one = team = _flat_block(device, itemsize, 8, 4 << 10, 2, held=held)
+        if itemsize == 4:
+            warps, per = (8, 2) if together > 1 else (4, 4)
+            team = _flat_block(device, itemsize, warps, warps << 10, per, held=2)
+    most = device.multiprocessors
+    return (one, 1), (team, most), (team, 32 * most)
+
+
+def _flat_block(
+    device: Device, itemsize: int, warps: int, chunk_bytes: int, per: int, *, held: int
+) -> Block:
+    """One of ``per`` blocks of a multiprocessor, with as many tiles as it has room for."""
+    room = device.shared_bytes // per - 1024 - _sums_bytes(chunk_bytes // itemsize)
+    chunks = max(2, room // (2 * chunk_bytes))
+    registers = min(255, device.registers // (per * warps * THREADS))
+    return Block(warps, chunk_bytes, chunks, registers, held=held, most=chunks, ahead=True)
+
+
+def _filled(run: int, cols: int) -> float:
+    """What a line of whole planes has of these columns."""
+    return cols // run * run / cols
+
+
+def _sums_bytes(cols: int) -> int:
+    """Shared memory besides the tiles: columns change places so that channels are added up."""
+    return 512 + 4 * cols
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +135,10 @@ class _Tiles:
     cols: int
     pieces: int  # rows of a plane
     piece: int  # elements of a row
-    depth: int  # tiles of a block in shared memory
+    chunks: int  # tiles of a block
+    depth: int  # those in shared memory
     held: int  # tiles that move on to registers
+    plane: int = 0  # elements of a plane, if a line of a tile has several
 
 
 def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
@@ -107,17 +161,14 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         return False
     team = tiles.team
     solo = team.team == 1
-    channel_tile = power_of_two(together)
     copies = _COPIES if together == 1 and team.team >= _CROWD else 1
-    count = slabs * copies * team.team * channel_tile
-    words = None if solo else builder.scratch(count, "uint64")
+    count = slabs * copies * team.team * together
     rows = planes * tiles.pieces
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
     partials = builder.scratch(2 * slabs * rows, "float32") if wants else None
     arguments: dict[str, Argument] = {
-        **layout.operands(builder, results=not group),
+        **layout.operands(builder, results=True),
         "partials": partials,
-        "words": words,
         "slabs": slabs,
         "rows": rows,
         "share": team.share,
@@ -127,7 +178,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "run": run // align,
         "team": team.team,
         "teams": team.teams,
-        "split": geometry.groups if group else 1,
+        "split": geometry.groups if group else None,
         "plane_step": (x.channel if group else x.outer) // align,
         "outer_step": (x.outer if group else x.channel * together) // align,
         "inner_step": x.channel * geometry.channels // align if group else 0,
@@ -140,9 +191,9 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "GROUP": group,
         "VARIANCE": spec.rstd_is == "variance",
         "BLOCK_CHANNELS": together,
-        "CHANNEL_TILE": channel_tile,
         "PIXELS": layout.inner if together > 1 else 1,
-        "CHUNKS": ceil_div(team.share, tiles.rows),
+        "PLANE": tiles.plane,
+        "CHUNKS": tiles.chunks,
         "DEPTH": tiles.depth,
         "HELD": tiles.held,
         "AHEAD": tiles.block.ahead,
@@ -151,10 +202,11 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "VECTOR": 16 // max(itemsizes),
         "WARPS": tiles.block.warps,
         "COPIES": copies,
-        "TEAM": max(power_of_two(team.team), threads // channel_tile),
+        "TEAM": max(power_of_two(team.team), threads // together),
         "SOLO": solo,
         "ALIGN": align,
         "WIDE": reach >= 1 << 31,
+        **joint_parameters(layout, tiles.pieces, tiles.block.warps, meets=wants),
         "PHASE": 0,
     }
     builder.launch_teams(
@@ -162,13 +214,13 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         (team.team * team.teams,),
         arguments,
         constants,
-        words=count,
+        words=0 if solo else count,
+        meets=wants,
         starts_early=device.starts_early,
         warps=tiles.block.warps,
         registers=tiles.block.registers,
+        aligned=True,
     )
-    if partials is not None:
-        add_parameters(builder, geometry, layout, partials, tiles.pieces, early=device.starts_early)
     return True
 
 
@@ -183,9 +235,16 @@ def _cut(
     together: int,
 ) -> _Tiles | None:
     """Tiles for the first block whose team is small enough."""
-    for block, most_blocks in _blocks(group, together, itemsize, device.multiprocessors):
+    lines = _flat_blocks(device, itemsize, run, together)
+    flat = not group and (together > 1 or _wasteful(run, lines[0][0].chunk_bytes // itemsize))
+    blocks = lines if flat else _blocks(group, itemsize, device.multiprocessors)
+    for block, most_blocks in blocks:
         elements = block.chunk_bytes // itemsize
-        if group:
+        abreast = 1
+        if flat:
+            cols, abreast = elements, elements // run
+            pieces, piece = 1, run
+        elif group:
             # Each warp adds up rows of its own, the fewer the better: 32 or 16 elements a lane.
             most = max(64, min(elements // block.warps, power_of_two(run)))
             pieces = ceil_div(run, most)
@@ -193,14 +252,12 @@ def _cut(
             cols = max(64, power_of_two(piece))
             pieces = ceil_div(run, piece)
         else:
-            cols = cut(run, 1024) if together == 1 else power_of_two(run)
+            cols = cut(run, 1024)
             pieces, piece = ceil_div(run, cols), cols
         if cols > elements:
             continue
-        tile_rows = elements // cols
-        # Besides the tiles, what sums across warps need: more where channels share a row.
-        extra = 512 if together == 1 else 512 + 4 * cols
-        shared = 2 * block.chunks * block.chunk_bytes + extra
+        tile_rows = elements // cols * abreast
+        shared = 2 * block.chunks * block.chunk_bytes + (_sums_bytes(cols) if flat else 512)
         per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
         resident = per * device.multiprocessors
         most = block.capacity * tile_rows
@@ -213,26 +270,41 @@ def _cut(
             continue
         chunks = ceil_div(team.share, tile_rows)
         depth = min(block.chunks, chunks * team.rounds)
-        # Nothing comes after the only round, and a block alone does not wait.
-        waits = team.rounds > 1 and team.team > 1
-        held = min(block.held, chunks) if waits else max(0, chunks - depth)
-        return _Tiles(block, team, tile_rows, cols, pieces, piece, depth, held)
+        # Nothing comes after the only round.
+        held = min(block.held, chunks) if team.rounds > 1 else max(0, chunks - depth)
+        rows, plane = elements // cols, run if flat else 0
+        return _Tiles(block, team, rows, cols, pieces, piece, chunks, depth, held, plane)
     return None
 
 
-def _block_channels(layout: Layout, itemsize: int) -> int:
-    """Channels to take together so that rows of small images start at multiples of 16 bytes.
+def _wasteful(run: int, line: int) -> bool:
+    """Whether short planes fill a line of several better than rows of their own."""
+    cols = cut(run, 1024)
+    return run < _SHORT and _filled(run, line) > 1.05 * run / (ceil_div(run, cols) * cols)
 
-    Not where 8 bytes come for free: sums of each channel of a row cost more than narrow copies.
-    """
-    x = layout.x
-    if layout.inner >= 512 or x.channel != layout.inner or layout.inner * itemsize % 8 == 0:
+
+def _block_channels(layout: Layout, itemsize: int) -> int:
+    """Channels to take together so that planes of small images start at multiples of 16 bytes."""
+    if layout.inner >= _SHORT or layout.x.channel != layout.inner:
         return 1
-    block = 1
+    block, size = 1, layout.inner * itemsize
     while (
-        block < _MOST_CHANNELS
-        and block * layout.inner * itemsize % 16
+        (block * size % 16 or block * size < _LEAST_BYTES)
+        and 2 * block <= _MOST_CHANNELS
         and layout.channels % (2 * block) == 0
+    ):
+        block *= 2
+    # In float32 whole sectors of 32 bytes, if lines of 8 KB have little room left: 256x2048x7x7
+    # reads 86 % with 8 channels, 82 with 4. Not where 4 lie in one block, or for 16 bits (69, 72).
+    many = 2 * layout.outer * block * size > _ALONE_BYTES
+    if (
+        itemsize == 4
+        and many
+        and block > 1
+        and block * size % 32
+        and 2 * block <= _MOST_CHANNELS
+        and layout.channels % (2 * block) == 0
+        and _filled(2 * block * layout.inner, 2048) > _FULL
     ):
         block *= 2
     return block

@@ -7,7 +7,7 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.layout import Layout
-from normgrad.backends.cuda.parameters import add_parameters
+from normgrad.backends.cuda.parameters import joint_parameters
 from normgrad.backends.cuda.program import Argument, Builder
 from normgrad.backends.cuda.tiles import (
     THREADS,
@@ -272,14 +272,12 @@ def add_columns(
     bins = cut.width // data.group
     solo = cut.team == 1 and not cut.streams
     count = slabs * (cut.parts + (cut.own > 0)) * cut.spans * bins
-    words = None if solo else builder.scratch(count, "uint64")
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
     sums = 2 * data.images * data.channels * cut.parts
     partials = builder.scratch(sums, "float32") if wants else None
     arguments: dict[str, Argument] = {
-        **layout.operands(builder, results=not group),
+        **layout.operands(builder, results=True),
         "partials": partials,
-        "words": words,
         "slabs": slabs,
         "rows": data.rows,
         "share": cut.tiles * cut.rows,
@@ -312,6 +310,7 @@ def add_columns(
         "VECTOR": 16 // data.itemsize,
         "WARPS": cut.block.warps,
         "ALIGN": data.align,
+        **joint_parameters(layout, cut.parts, cut.block.warps, meets=wants),
         "PHASE": 0,
     }
     if cut.streams:
@@ -326,10 +325,10 @@ def add_columns(
         (cut.team * cut.teams,),
         arguments,
         constants,
-        words=count,
+        words=0 if solo else count,
+        meets=wants,
         starts_early=device.starts_early,
         warps=cut.block.warps,
         registers=cut.block.registers,
+        aligned=True,
     )
-    if partials is not None:
-        add_parameters(builder, geometry, layout, partials, cut.parts, early=device.starts_early)

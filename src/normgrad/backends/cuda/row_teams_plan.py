@@ -5,7 +5,7 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.tiles import THREADS, alignment, ceil_div
+from normgrad.backends.cuda.tiles import THREADS, alignment, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
@@ -72,10 +72,8 @@ def _depth(ring: Ring, device: Device, itemsizes: list[int]) -> int:
     return min((device.shared_bytes // ring.per - _SPARE) // step, 12)
 
 
-def team_rows(
-    builder: Builder, geometry: Geometry, device: Device, data: Data, ring: Ring
-) -> tuple[Ref | None, int]:
-    """Launch it; the partial sums of the parameters, and how many there are."""
+def team_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, ring: Ring) -> int:
+    """Launch it; how many teams there are."""
     rows, cols = geometry.outer, geometry.channels
     spec = builder.spec
     wants = spec.dgamma is not None or spec.dbeta is not None
@@ -89,7 +87,6 @@ def team_rows(
     team = ceil_div(cols, part)
     width = ceil_div(ceil_div(cols, team), vector) * vector
     teams = min(rows, ring.per * device.multiprocessors // team)
-    words = builder.scratch(rows * team, "uint64")
     partials = builder.scratch(2 * teams * cols, "float32") if wants else None
     arguments: dict[str, Argument] = {
         "dy": dy[0],
@@ -99,7 +96,7 @@ def team_rows(
         "rstd": _statistic(builder, "rstd"),
         "gamma": builder.vector("gamma"),
         "partials": partials,
-        "words": words,
+        **{role: builder.result(role) for role in ("dgamma", "dbeta")},
         "rows": rows,
         "cols": cols // align,
         "width": width // align,
@@ -118,7 +115,7 @@ def team_rows(
         "WARPS": ring.warps,
         "EVEN": cols == team * part,
         "ALIGN": align,
-        "NEXT": wants and device.starts_early,
+        **joint_sums(teams, cols, team * teams, ring.warps, meets=wants),
         "PHASE": 0,
     }
     builder.launch_teams(
@@ -127,11 +124,23 @@ def team_rows(
         arguments,
         constants,
         words=rows * team,
+        meets=wants,
         starts_early=device.starts_early,
         warps=ring.warps,
         registers=ring.registers,
+        aligned=True,
     )
-    return partials, teams
+    return teams
+
+
+def joint_sums(partials: int, cols: int, blocks: int, warps: int, *, meets: bool) -> dict[str, Any]:
+    """Constants of the end of a layer norm kernel: tiles of the partial sums that blocks join.
+
+    A slice of columns for each block, segments of 32 bytes at the least; 8 elements a thread.
+    """
+    width = min(max(8, power_of_two(ceil_div(cols, blocks))), 128)
+    down = min(power_of_two(partials), max(1, 8 * warps * THREADS // width))
+    return {"MEETS": meets, "DOWN": down, "TIMES": ceil_div(partials, down), "WIDTH": width}
 
 
 def _statistic(builder: Builder, role: str) -> Ref | None:

@@ -4,8 +4,14 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
-from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, team_rows
-from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
+from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, joint_sums, team_rows
+from normgrad.backends.cuda.tiles import (
+    THREADS,
+    alignment,
+    blocks_per_multiprocessor,
+    ceil_div,
+    power_of_two,
+)
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
 
@@ -21,8 +27,7 @@ def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bo
         return builder.finish(f"whole rows, {programs} programs")
     ring = choose_ring(builder, geometry, device, data) if teams else None
     if ring is not None:
-        partials, count = team_rows(builder, geometry, device, data, ring)
-        finish_rows(builder, partials, count, cols, early=device.starts_early)
+        count = team_rows(builder, geometry, device, data, ring)
         return builder.finish(f"resident rows, {count} teams")
     _long_rows(builder, geometry, device, data)
     return builder.finish("long rows")
@@ -113,39 +118,59 @@ def _whole_rows(
         "x_row": x[1] // align,
         "dx_row": dx[1] // align if dx else 0,
     }
+    stages = _stages(device, tile_rows * width, itemsize)
+    # 3 programs of 4 warps need registers for all: the compiler would take 180.
+    registers = 168 if per == 3 else min(255, device.registers // (per * warps * THREADS))
+    shared = _shared(stages, tile_rows * width, itemsize)
+    fit = blocks_per_multiprocessor(device, warps, registers, shared)
+    # 16 warps leave few registers: 1024x12288 takes 5 us less with a launch of its own.
+    meets = wants and warps < 16 and programs <= fit * device.multiprocessors
+    for role in ("dgamma", "dbeta"):
+        arguments[role] = builder.result(role) if meets else None
     constants: dict[str, Any] = {
         "ROWS": tile_rows,
         "CHUNK": chunk,
         "CHUNKS": chunks,
         "ALIGN": align,
-        "STAGES": _stages(device, tile_rows * width, itemsize),
+        "STAGES": stages,
         "COMPUTE": builder.compute,
         "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
-        "EARLY": wants and device.starts_early,
+        "WARPS": warps,
+        **joint_sums(programs, cols, programs, warps, meets=meets),
+        "PHASE": 0,
     }
-    # 3 programs of 4 warps need registers for all: the compiler would take 180.
-    builder.launch(
+    builder.launch_teams(
         "rows.layer_rows",
         (programs,),
         arguments,
         constants,
+        words=0,
+        meets=meets,
+        starts_early=device.starts_early,
         warps=warps,
-        registers=168 if per == 3 else None,
+        registers=registers,
     )
-    finish_rows(builder, partials, programs, cols, early=device.starts_early)
+    if not meets:
+        finish_rows(builder, partials, programs, cols)
     return programs
 
 
 def _stages(device: Device, elements: int, itemsize: int) -> int:
-    """How far ahead rows are fetched: by two if x, dy (and gamma) fit shared memory twice."""
-    needed = elements * (2 * itemsize + 4)
-    room = device.shared_bytes - (8 << 10)
-    return 3 if 2 * needed <= room else 2 if needed <= room else 1
+    """How far ahead rows are fetched: by two if x and dy fit shared memory twice.
+
+    By three or four everything takes 2 to 4 us more: that many rows are written at the end, when
+    nothing is left to read.
+    """
+    room = device.shared_bytes - 1024
+    return next((stages for stages in (3, 2) if _shared(stages, elements, itemsize) <= room), 1)
 
 
-def finish_rows(
-    builder: Builder, partials: Ref | None, programs: int, cols: int, *, early: bool
-) -> None:
+def _shared(stages: int, elements: int, itemsize: int) -> int:
+    """Shared memory of a block, at most: rows fetched ahead, and sums across warps."""
+    return max(stages - 1, 0) * elements * 2 * itemsize + (8 << 10)
+
+
+def finish_rows(builder: Builder, partials: Ref | None, programs: int, cols: int) -> None:
     """Join the partial sums of the parameters."""
     if partials is None:
         return
@@ -166,10 +191,8 @@ def finish_rows(
             "TIMES": ceil_div(programs, down),
             "COLS": width,
             "COMPUTE": builder.compute,
-            "EARLY": early,
         },
         warps=warps,
-        early=early,
     )
 
 
@@ -233,4 +256,4 @@ def _long_rows(
             "COMPUTE": builder.compute,
         },
     )
-    finish_rows(builder, partials, programs, cols, early=False)
+    finish_rows(builder, partials, programs, cols)

@@ -78,7 +78,7 @@ def blocks_per_multiprocessor(device: Device, warps: int, registers: int, shared
     """How many blocks run at once, from what is surely enough for one."""
     by_registers = device.registers // (warps * THREADS * registers)
     by_shared = device.shared_bytes // (shared + 1024)
-    return min(by_registers, by_shared, 2048 // (warps * THREADS), 32)
+    return min(by_registers, by_shared, device.threads // (warps * THREADS), 16)
 
 
 def share_out(rows: int, most_rows: int, least_rows: int, slabs: int, resident: int) -> Team | None:

@@ -18,6 +18,7 @@ from normgrad.backends.cuda.kernels.columns import (
     write_tile,
 )
 from normgrad.backends.cuda.kernels.common import (
+    arrive,
     await_step_before,
     clear_stale,
     fresh,
@@ -27,6 +28,7 @@ from normgrad.backends.cuda.kernels.common import (
     widen_again,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
+from normgrad.backends.cuda.kernels.joins import join_groups
 
 
 @jit
@@ -51,6 +53,7 @@ def column_streams(
     words,  # [slabs, parts, SPANS, bins]; one part more with OWN: the totals
     stale,  # words of the call before, to be cleared for the next
     stale_words,
+    tally,  # the word that counts arrivals
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -83,6 +86,10 @@ def column_streams(
     VECTOR: tl.constexpr,  # elements of 16 bytes
     WARPS: tl.constexpr,
     ALIGN: tl.constexpr,
+    MEETS: tl.constexpr,  # the blocks wait for each other and join group norm's partials
+    CHANNELS: tl.constexpr,  # in tiles of so many channels
+    PARTS: tl.constexpr,  # and parts
+    TIMES: tl.constexpr,  # so often
     EARLY: tl.constexpr,  # the words are cleared meanwhile
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, then 3: totals if OWN, 2: gradient
 ):
@@ -120,8 +127,9 @@ def column_streams(
         number = zero + HELD + ahead
         copy_tile(data, DEPTH + ahead, first_slab, number, part, local, cols, ROWS, ALIGN)
     await_step_before(EARLY)  # it cleared the words
+    thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
     turn = zero
-    for slab in tl.range(first_slab, slabs, teams):
+    for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
         now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
         columns = place(slab, part, ALIGN)[1]
         image = slab // split
@@ -161,6 +169,9 @@ def column_streams(
             sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps,
             by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, WARPS, False, PHASE,
         )  # fmt: skip
+        if MEETS:  # noqa: SIM102
+            if slab + teams >= slabs:  # dx follows, but all sums are there
+                arrive(words + tally)
         factors = (scale, centre, tilt, shift)
         now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
         for visit in tl.range(0, stream):
@@ -190,5 +201,9 @@ def column_streams(
                 write_tile(dx, wide, factors, slab, visit, now, local, cols, ROWS, ALIGN)
         turn = (turn + loads) % DEPTH
     async_copy.wait_group(0)
-    threads: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    clear_stale(stale, stale_words, gl.arange(0, 32 * WARPS, threads), 32 * WARPS)
+    clear_stale(stale, stale_words, thread, 32 * WARPS)
+    if MEETS and PHASE % 4 == 0:
+        join_groups(
+            words + tally, partials, (rstd, dgamma, dbeta),
+            (images, channels * ALIGN, parts, GROUP_SIZE), CHANNELS, PARTS, TIMES, WARPS,
+        )  # fmt: skip

@@ -18,6 +18,7 @@ columns and publishes the totals, and everybody reads those.
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
+    arrive,
     await_step_before,
     await_words,
     clear_stale,
@@ -34,6 +35,7 @@ from normgrad.backends.cuda.kernels.common import (
     widen_again,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
+from normgrad.backends.cuda.kernels.joins import join_groups
 
 
 @jit
@@ -278,6 +280,7 @@ def column_slabs(
     words,  # [slabs, parts, SPANS, bins]; one part more with OWN: the totals
     stale,  # words of the call before, to be cleared for the next
     stale_words,
+    tally,  # the word that counts arrivals
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -310,6 +313,10 @@ def column_slabs(
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,  # a team of one
     ALIGN: tl.constexpr,
+    MEETS: tl.constexpr,  # the blocks wait for each other and join group norm's partials
+    CHANNELS: tl.constexpr,  # in tiles of so many channels
+    PARTS: tl.constexpr,  # and parts
+    TIMES: tl.constexpr,  # so often
     EARLY: tl.constexpr,  # the words are cleared meanwhile
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, 3: totals or all of SOLO, 2: gradient
 ):
@@ -341,8 +348,9 @@ def column_slabs(
         early = first_slab + ahead // CHUNKS * teams
         copy_tile(data, ahead, early, ahead % CHUNKS, part, local, cols, ROWS, ALIGN)
     await_step_before(EARLY)  # it cleared the words
+    thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
     turn = slabs * 0
-    for slab in tl.range(first_slab, slabs, teams):
+    for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
         now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
         columns = place(slab, part, ALIGN)[1]
         image = slab // split
@@ -384,6 +392,9 @@ def column_slabs(
             sums, mail, (above, fresh(start), columns, image, left), sizes, vectors, count, eps,
             by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, WARPS, SOLO, PHASE,
         )  # fmt: skip
+        if MEETS:  # noqa: SIM102
+            if slab + teams >= slabs:  # dx follows, but all sums are there
+                arrive(words + tally)
         factors = (scale, centre, tilt, shift)
         now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
         for chunk in (gl.static_range if FEW else tl.range)(HELD, CHUNKS):  # these make room
@@ -401,5 +412,9 @@ def column_slabs(
                 write_tile(dx, wide, factors, slab, chunk, now, local, cols, ROWS, ALIGN)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)
-    threads: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    clear_stale(stale, stale_words, gl.arange(0, 32 * WARPS, threads), 32 * WARPS)
+    clear_stale(stale, stale_words, thread, 32 * WARPS)
+    if MEETS and PHASE % 4 == 0:
+        join_groups(
+            words + tally, partials, (rstd, dgamma, dbeta),
+            (images, channels * ALIGN, parts, GROUP_SIZE), CHANNELS, PARTS, TIMES, WARPS,
+        )  # fmt: skip

@@ -120,6 +120,42 @@ def look_at_words(pointers, wanted):
 
 
 @triton.jit
+def arrive(tally):
+    """Count this block, and say how many came before.
+
+    Whoever finds all of them counted sees what each stored before. The count starts at all bits
+    set, as words do. In the interpreter blocks come in order.
+    """
+    if INTERPRETED:
+        before = tl.program_id(0)
+    else:
+        tl.debug_barrier()
+        before = (tl.atomic_add(tally, 1, sem="release") + 1).to(tl.int32)
+    return before
+
+
+@triton.jit
+def await_all(tally, thread):
+    """All blocks of the launch have arrived."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred missing; .reg .pred first; .reg .u64 count; mov.u32 $0, 0; "
+            "setp.ne.u64 first, $1, 0; again: mov.u64 count, $2; "
+            "@first ld.acquire.gpu.global.u64 count, [$1]; "
+            "setp.ne.u64 missing, count, $2; @missing bra again; }",
+            "=&r,l,l",
+            [
+                tl.where(thread == 0, tally.to(tl.uint64), 0),
+                (tl.num_programs(0) - 1).to(tl.uint64) + thread.to(tl.uint64) * 0,
+            ],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+        tl.debug_barrier()
+
+
+@triton.jit
 def let_next_start():
     """The next launch may start, if it was planned to: it waits where it needs what we write."""
     if not INTERPRETED:

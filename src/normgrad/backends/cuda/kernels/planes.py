@@ -1,16 +1,19 @@
 """Channels-first batch and group norm with every slab read once.
 
 A slab is what shares statistics: a block of channels of all images (batch norm) or a group of one
-image (group norm). It consists of planes, contiguous runs of elements, cut into rows of a piece.
+image (group norm). It consists of planes, contiguous runs of elements, cut into rows of a piece;
+or, if they are short, several of them make one line of a tile.
 A team of blocks holds a slab in shared memory, in CHUNKS tiles each: a block adds up its tiles as
 they arrive, publishes the sums, waits for its partners', and writes dx tile by tile. Each tile
 that is done makes room for one of the next slab, whose copy starts at once. Three trips to memory
 instead of five.
 """
 
+import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
+    arrive,
     await_step_before,
     await_words,
     clear_stale,
@@ -28,6 +31,7 @@ from normgrad.backends.cuda.kernels.common import (
     widen_again,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
+from normgrad.backends.cuda.kernels.joins import join_groups
 
 
 @jit
@@ -40,23 +44,42 @@ def _rows(part, chunk, ROWS: tl.constexpr):
 
 
 @jit
-def _elements(part, chunk, ROWS: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):
+def _elements(
+    part,
+    chunk,
+    ROWS: tl.constexpr,
+    PLANE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """Offsets of a tile's elements from the slab's first, and the mask."""
-    _, _, _, pieces, _, piece, run, plane_step, _, cols = part
+    first, share, rows, pieces, _, piece, run, plane_step, local, cols = part
     index: tl.constexpr = tl.int64 if WIDE else tl.int32
-    row, plane, ok = _rows(part, chunk, ROWS)
-    inside = ((row - plane * pieces) * piece * ALIGN)[:, None] + cols[None, :]
-    mask = ok[:, None] & (cols < piece * ALIGN)[None, :] & (inside < run * ALIGN)
-    return (plane.to(index) * plane_step * ALIGN)[:, None] + inside, mask
+    if PLANE:
+        ABREAST: tl.constexpr = cols.shape[0] // PLANE
+        place = ((chunk * ROWS + local) * ABREAST)[:, None] + (cols // PLANE)[None, :]
+        row = first + place
+        mask = (place < share) & (row < rows) & (cols < ABREAST * PLANE)[None, :]
+        at = row.to(index) * (plane_step * ALIGN) + (cols % PLANE)[None, :]
+    else:
+        row, plane, ok = _rows(part, chunk, ROWS)
+        inside = ((row - plane * pieces) * piece * ALIGN)[:, None] + cols[None, :]
+        mask = ok[:, None] & (cols < piece * ALIGN)[None, :] & (inside < run * ALIGN)
+        at = (plane.to(index) * plane_step * ALIGN)[:, None] + inside
+    return at, mask
 
 
 @jit
 def _origin(slab, steps, ALIGN: tl.constexpr):
     """The first element of a slab."""
-    _, split, outer_step, inner_step = steps
-    outer = (slab // split).to(tl.int64)
-    inner = (slab % split).to(tl.int64)
-    return (outer * outer_step + inner * inner_step) * ALIGN
+    slabs, split, outer_step, inner_step = steps
+    if split is None:
+        at = (slab + slabs * 0).to(tl.int64) * outer_step
+    else:
+        outer = (slab // split).to(tl.int64)
+        inner = (slab % split).to(tl.int64)
+        at = outer * outer_step + inner * inner_step
+    return at * ALIGN
 
 
 @jit
@@ -68,12 +91,13 @@ def _ask(
     part,
     chunk,
     ROWS: tl.constexpr,
+    PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Ask for a tile."""
     x, dy, tiles_x, tiles_dy = data
-    at, mask = _elements(part, chunk, ROWS, ALIGN, WIDE)
+    at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE)
     origin = _origin(slab, steps, ALIGN)
     mask = mask & (slab < steps[0])
     async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
@@ -82,20 +106,66 @@ def _ask(
 
 
 @jit
-def _write(dx, result, part, chunk, ROWS: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):
+def _write(
+    dx,
+    result,
+    part,
+    chunk,
+    ROWS: tl.constexpr,
+    PLANE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """Dx of a tile."""
-    at, mask = _elements(part, chunk, ROWS, ALIGN, WIDE)
+    at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE)
     gl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)
 
 
 @jit
-def _statistics(mean, rstd, gamma, slab, slabs, eps, GROUP: tl.constexpr, VARIANCE: tl.constexpr):
-    """What a slab has one of: mean, reciprocal deviation and, if no group norm, gamma."""
-    ok = slab < slabs
-    centre = load_or(mean, slab, ok, 0.0, tl.float32)
-    rs = load_rstd(rstd, slab, ok, eps, VARIANCE, tl.float32)
-    weight = load_or(None if GROUP else gamma, slab, ok, 1.0, tl.float32)
+def _statistics(mean, rstd, gamma, which, count, eps, GROUP: tl.constexpr, VARIANCE: tl.constexpr):
+    """What a channel or a group has one of: mean, reciprocal deviation, gamma if no group norm."""
+    ok = which < count
+    centre = load_or(mean, which, ok, 0.0, tl.float32)
+    rs = load_rstd(rstd, which, ok, eps, VARIANCE, tl.float32)
+    weight = load_or(None if GROUP else gamma, which, ok, 1.0, tl.float32)
     return centre, rs, weight
+
+
+@jit
+def _sum_channels(
+    s1,
+    s2,
+    layout: tl.constexpr,
+    PLANE: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Sums of each channel from those of each element of a line.
+
+    Elements change places so that a warp has those of one channel. (A thread would else need a
+    mask for each channel: in 16 bits 300 instructions beside 100 for a tile.)
+    """
+    COLS: tl.constexpr = s1.shape[0]
+    EACH: tl.constexpr = COLS // PLANE * PIXELS  # elements of a channel
+    SIZE: tl.constexpr = triton.next_power_of_2(EACH)
+    chan = gl.arange(0, CHANNELS, gl.SliceLayout(1, layout))[:, None]
+    number = gl.arange(0, SIZE, gl.SliceLayout(0, layout))[None, :]
+    ok = (number < EACH) & (chan < CHANNELS)
+    at = number + number // PIXELS * (PLANE - PIXELS) + chan * PIXELS
+    at = gl.reshape(gl.where(ok, at, 0), [CHANNELS * SIZE])
+    s1 = gl.reshape(gl.gather(s1, at, 0), [CHANNELS, SIZE])
+    s2 = gl.reshape(gl.gather(s2, at, 0), [CHANNELS, SIZE])
+    s1 = gl.where(ok, gl.convert_layout(s1, layout), 0.0)
+    s2 = gl.where(ok, gl.convert_layout(s2, layout), 0.0)
+    return sum_pairs(s1, s2, 1)
+
+
+@jit
+def _spread(first, second, col_chan):
+    """Two numbers of each channel for each column of a tile."""
+    pair = gl.gather(pack_pair(first, second), col_chan, 0)
+    first, second = unpack_pair(pair)
+    return first[None, :], second[None, :]
 
 
 @jit
@@ -109,9 +179,10 @@ def plane_slabs(
     dgamma,
     dbeta,
     partials,  # group norm: sum of dy of each row, then sum of dy * (x - mean)
-    words,  # [slabs, COPIES, team, CHANNEL_TILE]
+    words,  # [slabs, COPIES, team, BLOCK_CHANNELS]
     stale,  # words of the call before, to be cleared for the next
     stale_words,
+    tally,  # the word that counts arrivals
     slabs,
     rows,  # rows of a slab
     share,  # rows of a block
@@ -121,7 +192,7 @@ def plane_slabs(
     run,  # elements of a plane, over ALIGN
     team,  # blocks that share a slab
     teams,
-    split,  # slabs of one image (group norm), 1 for batch norm
+    split,  # slabs of one image (group norm)
     plane_step,
     outer_step,
     inner_step,
@@ -129,9 +200,9 @@ def plane_slabs(
     eps,
     GROUP: tl.constexpr,
     VARIANCE: tl.constexpr,
-    BLOCK_CHANNELS: tl.constexpr,  # channels of a plane (batch norm of small images)
-    CHANNEL_TILE: tl.constexpr,  # the same, up to a power of two
+    BLOCK_CHANNELS: tl.constexpr,  # of a plane (batch norm of small images): a power of two
     PIXELS: tl.constexpr,  # elements of a channel in a plane, if BLOCK_CHANNELS > 1
+    PLANE: tl.constexpr,  # elements of a plane, if planes lie side by side in a tile, else 0
     CHUNKS: tl.constexpr,  # tiles of a block's share
     DEPTH: tl.constexpr,  # tiles that there is room for in shared memory
     HELD: tl.constexpr,  # tiles that move on to registers; CHUNKS <= DEPTH + HELD
@@ -145,26 +216,27 @@ def plane_slabs(
     SOLO: tl.constexpr,  # a team of one
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
+    MEETS: tl.constexpr,  # the blocks wait for each other and join group norm's partials
+    CHANNELS: tl.constexpr,  # in tiles of so many channels
+    PARTS: tl.constexpr,  # and parts
+    TIMES: tl.constexpr,  # so often
     EARLY: tl.constexpr,  # the words are cleared meanwhile
-    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only, 3: all of SOLO
+    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, 2: gradient, 3: all of SOLO, 4: the end
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
     LANES: tl.constexpr = min(32, COLS // VECTOR)
     # Warps one below the other; side by side where columns are added up by themselves.
-    ACROSS: tl.constexpr = 1 if BLOCK_CHANNELS == 1 else min(WARPS, max(1, COLS // (32 * VECTOR)))
-    DOWN: tl.constexpr = min(WARPS // ACROSS, max(1, ROWS // (32 // LANES)))
+    DOWN: tl.constexpr = 1 if PLANE else min(WARPS, max(1, ROWS // (32 // LANES)))
     tile: tl.constexpr = gl.BlockedLayout(
         [1, VECTOR], [32 // LANES, LANES], [DOWN, WARPS // DOWN], [1, 0]
     )
-    ONCE: tl.constexpr = DOWN * (32 // LANES)  # rows that the block holds one of in each thread
-    cube: tl.constexpr = gl.BlockedLayout(
-        [1, VECTOR, CHANNEL_TILE], [32 // LANES, LANES, 1], [DOWN, WARPS // DOWN, 1], [2, 1, 0]
-    )
     line: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    # Words of the team for each channel, elements of each channel.
     box: tl.constexpr = gl.BlockedLayout(
-        [1, 1], [32 // CHANNEL_TILE, CHANNEL_TILE], [WARPS, 1], [1, 0]
+        [1, 1], [32 // BLOCK_CHANNELS, BLOCK_CHANNELS], [WARPS, 1], [1, 0]
     )
-    hot: tl.constexpr = gl.BlockedLayout([1, CHANNEL_TILE], [32, 1], [WARPS, 1], [1, 0])
+    APART: tl.constexpr = min(WARPS, BLOCK_CHANNELS)
+    bins: tl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [APART, WARPS // APART], [1, 0])
     flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
     tiles_dy = gl.allocate_shared_memory(dy.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
@@ -173,34 +245,42 @@ def plane_slabs(
     first_slab = gl.program_id(0) // team
     local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
     cols = gl.arange(0, COLS, gl.SliceLayout(0, tile))
-    col_chan = cols // PIXELS
-    chan = gl.arange(0, CHANNEL_TILE, gl.SliceLayout(0, hot))
-    own = (gl.arange(0, COLS, gl.SliceLayout(1, hot)) // PIXELS)[:, None] == chan[None, :]
+    chan = 0
+    if BLOCK_CHANNELS > 1:
+        chan = gl.arange(0, BLOCK_CHANNELS, gl.SliceLayout(0, box))
+    channels = slabs * BLOCK_CHANNELS
     data = (x, dy, tiles_x, tiles_dy)
     steps = (slabs, split, outer_step, inner_step)
     part = (first, share, rows, pieces, magic, piece, run, plane_step, local, cols)
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
-        _ask(data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, ALIGN, WIDE)
+        _ask(data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, PLANE, ALIGN, WIDE)
     await_step_before(EARLY)  # it cleared the words
     if AHEAD:
-        next_one = _statistics(mean, rstd, gamma, first_slab, slabs, eps, GROUP, VARIANCE)
+        which = first_slab * BLOCK_CHANNELS + chan
+        next_one = _statistics(mean, rstd, gamma, which, channels, eps, GROUP, VARIANCE)
+    thread = gl.arange(0, 32 * WARPS, line)
     turn = slabs * 0
     zero = share >> 30
-    for slab in tl.range(first_slab, slabs, teams):
+    for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
         now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
         weights = ()
         held_x = ()
         held_dy = ()
-        if BLOCK_CHANNELS > 1:
-            column = slab * BLOCK_CHANNELS + col_chan
-            col_ok = col_chan < BLOCK_CHANNELS
-            centre = load_or(mean, column, col_ok, 0.0, tl.float32)[None, :]
-        elif AHEAD:
+        which = slab * BLOCK_CHANNELS + chan
+        if AHEAD:
             centre, rs, factor = next_one
-            next_one = _statistics(mean, rstd, gamma, slab + teams, slabs, eps, GROUP, VARIANCE)
+            coming = which + teams * BLOCK_CHANNELS
+            next_one = _statistics(mean, rstd, gamma, coming, channels, eps, GROUP, VARIANCE)
         else:
-            centre, rs, factor = _statistics(mean, rstd, gamma, slab, slabs, eps, GROUP, VARIANCE)
+            centre, rs, factor = _statistics(
+                mean, rstd, gamma, which, channels, eps, GROUP, VARIANCE
+            )
+        factor *= rs
+        scale = factor
+        if BLOCK_CHANNELS > 1:
+            col_chan = cols % PLANE // PIXELS
+            centre, scale = _spread(centre, scale, col_chan)
         if GROUP:
             group_start = (slab % split) * (rows // pieces)
             for chunk in gl.static_range(CHUNKS):
@@ -221,7 +301,7 @@ def plane_slabs(
                 held_x = held_x + (tile_x,)
                 later = slab + (chunk + DEPTH) // CHUNKS * teams
                 number = (chunk + DEPTH) % CHUNKS
-                _ask(data, slot, later, steps, now, number, ROWS, ALIGN, WIDE)
+                _ask(data, slot, later, steps, now, number, ROWS, PLANE, ALIGN, WIDE)
             if PHASE != 2:
                 # Masked elements of dy are 0, so their x does not matter.
                 wide = widen(tile_dy)
@@ -240,38 +320,30 @@ def plane_slabs(
                     s2 += product
         mail = words
         if words is not None:
-            mail += team.to(tl.int64) * slab * (COPIES * CHANNEL_TILE)
+            mail += team.to(tl.int64) * slab * (COPIES * BLOCK_CHANNELS)
         if PHASE != 2:
             if GROUP:
                 s1, s2 = sum_pairs(s1, s2, 0)
             elif BLOCK_CHANNELS == 1:
                 s1, s2 = sum_pairs(gl.reshape(s1, [ROWS * COLS]), gl.reshape(s2, [ROWS * COLS]), 0)
             else:
-                # A thread adds up its rows, then the columns of each channel; lanes and warps last.
-                s1, s2 = sum_pairs(
-                    gl.reshape(s1, [ROWS // ONCE, ONCE, COLS]),
-                    gl.reshape(s2, [ROWS // ONCE, ONCE, COLS]),
-                    0,
-                )
-                s1 = gl.convert_layout(s1, gl.SliceLayout(2, cube))[:, :, None]
-                s2 = gl.convert_layout(s2, gl.SliceLayout(2, cube))[:, :, None]
-                theirs = gl.arange(0, CHANNEL_TILE, gl.SliceLayout(0, gl.SliceLayout(1, cube)))
-                mine = gl.arange(0, COLS, gl.SliceLayout(0, gl.SliceLayout(2, cube))) // PIXELS
-                both = mine[None, :, None] == theirs[None, None, :]
-                s1, s2 = sum_pairs(gl.where(both, s1, 0.0), gl.where(both, s2, 0.0), 1)
                 s1, s2 = sum_pairs(s1, s2, 0)
-                s1 = gl.convert_layout(s1, gl.SliceLayout(0, hot))
-                s2 = gl.convert_layout(s2, gl.SliceLayout(0, hot))
-            if not SOLO or PHASE == 1:
+                s1, s2 = _sum_channels(s1, s2, bins, PLANE, PIXELS, BLOCK_CHANNELS)
+                s1 = gl.convert_layout(s1, gl.SliceLayout(0, box))
+                s2 = gl.convert_layout(s2, gl.SliceLayout(0, box))
+            if not SOLO:
                 if BLOCK_CHANNELS == 1:
                     copies = gl.arange(0, COPIES, line)
                     pair = pack_pair(s1, s2) + copies.to(tl.uint64) * 0
                     publish(mail + copies * team + member, pair, copies < COPIES)
                 else:
-                    box_of = mail + member * CHANNEL_TILE + chan
+                    box_of = mail + member * BLOCK_CHANNELS + chan
                     publish(box_of, pack_pair(s1, s2), chan < BLOCK_CHANNELS)
+            if MEETS:  # noqa: SIM102
+                if slab + teams >= slabs:  # dx follows, but all sums are there
+                    arrive(words + tally)
         if PHASE != 1:
-            if SOLO and PHASE != 2:
+            if SOLO:
                 t1, t2 = s1, s2
             elif BLOCK_CHANNELS == 1:
                 partner = gl.arange(0, TEAM, line)
@@ -281,54 +353,43 @@ def plane_slabs(
                 t1, t2 = sum_pairs(t1, t2, 0)
             else:
                 partner = gl.arange(0, TEAM, gl.SliceLayout(1, box))[:, None]
-                theirs = gl.arange(0, CHANNEL_TILE, gl.SliceLayout(0, box))[None, :]
-                wanted = (partner < team) & (theirs < BLOCK_CHANNELS)
-                each: tl.constexpr = TEAM * CHANNEL_TILE // (32 * WARPS)
-                got = await_words(mail + partner * CHANNEL_TILE + theirs, wanted, each)
+                each: tl.constexpr = TEAM * BLOCK_CHANNELS // (32 * WARPS)
+                theirs = mail + partner * BLOCK_CHANNELS + chan[None, :]
+                got = await_words(theirs, (partner < team) & (chan >= 0)[None, :], each)
                 t1, t2 = unpack_pair(got)
                 t1, t2 = sum_pairs(t1, t2, 0)
-                t1 = gl.convert_layout(t1, gl.SliceLayout(0, hot))
-                t2 = gl.convert_layout(t2, gl.SliceLayout(0, hot))
-            if BLOCK_CHANNELS == 1:
-                if not GROUP and member == 0:
-                    store_as(dbeta, slab, t1, None)
-                    store_as(dgamma, slab, t2 * rs, None)
-                factor *= rs
-            else:
-                if member == 0:
-                    channel = slab * BLOCK_CHANNELS + chan
-                    chan_ok = chan < BLOCK_CHANNELS
-                    chan_rs = load_rstd(rstd, channel, chan_ok, eps, VARIANCE, tl.float32)
-                    store_as(dbeta, channel, t1, chan_ok)
-                    store_as(dgamma, channel, t2 * chan_rs, chan_ok)
-                t1, t2 = sum_pairs(
-                    gl.where(own, t1[None, :], 0.0), gl.where(own, t2[None, :], 0.0), 1
-                )
-                t1 = gl.convert_layout(t1, gl.SliceLayout(0, tile))[None, :]
-                t2 = gl.convert_layout(t2, gl.SliceLayout(0, tile))[None, :]
-                rs = load_rstd(rstd, column, col_ok, eps, VARIANCE, tl.float32)[None, :]
-                factor = load_or(gamma, column, col_ok, 1.0, tl.float32)[None, :] * rs
+            if not GROUP and member == 0:
+                store_as(dbeta, which, t1, None)
+                store_as(dgamma, which, t2 * rs, None)
             tilt, shift = coefficients(rs, factor, t1, t2, count)
+            if BLOCK_CHANNELS > 1:
+                tilt, shift = _spread(tilt, shift, col_chan)
         now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
         target = dx + _origin(slab, steps, ALIGN)
         for rest in gl.static_range(CHUNKS - HELD):  # first those that make room
             slot = rest + HELD if DEPTH == CHUNKS else (turn + rest + HELD) % DEPTH
             if PHASE != 1:
-                scale = weights[rest + HELD][:, None] * factor if GROUP else factor
+                by = weights[rest + HELD][:, None] * scale if GROUP else scale
                 wide = widen(tiles_dy.index(slot).load(tile))
                 centred = widen(tiles_x.index(slot).load(tile)) - centre
-                result = wide * scale + (centred * tilt + shift)
-                _write(target, result, now, rest + HELD, ROWS, ALIGN, WIDE)
+                result = wide * by + (centred * tilt + shift)
+                _write(target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE)
             later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
             number = (rest + HELD + DEPTH) % CHUNKS
-            _ask(data, slot, later, steps, now, number, ROWS, ALIGN, WIDE)
+            _ask(data, slot, later, steps, now, number, ROWS, PLANE, ALIGN, WIDE)
         for chunk in gl.static_range(HELD):
             if PHASE != 1:
-                scale = weights[chunk][:, None] * factor if GROUP else factor
+                by = weights[chunk][:, None] * scale if GROUP else scale
                 wide = widen_again(held_dy[chunk], zero)
                 centred = widen_again(held_x[chunk], zero) - centre
-                result = wide * scale + (centred * tilt + shift)
-                _write(target, result, now, chunk, ROWS, ALIGN, WIDE)
+                result = wide * by + (centred * tilt + shift)
+                _write(target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)
-    clear_stale(stale, stale_words, gl.arange(0, 32 * WARPS, line), 32 * WARPS)
+    clear_stale(stale, stale_words, thread, 32 * WARPS)
+    if MEETS and PHASE % 4 == 0:
+        size = rows // pieces
+        join_groups(
+            words + tally, partials, (rstd, dgamma, dbeta),
+            (slabs // split, split * size, pieces, size), CHANNELS, PARTS, TIMES, WARPS,
+        )  # fmt: skip

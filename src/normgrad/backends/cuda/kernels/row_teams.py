@@ -11,10 +11,11 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
     INTERPRETED,
+    arrive,
+    await_all,
     await_step_before,
     await_words,
     clear_stale,
-    let_next_start,
     load_or,
     look_at_words,
     pack_pair,
@@ -24,6 +25,7 @@ from normgrad.backends.cuda.kernels.common import (
     widen,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
+from normgrad.backends.cuda.kernels.joins import join_rows
 
 
 @triton.jit
@@ -78,6 +80,9 @@ def layer_teams(
     words,  # [rows, team]
     stale,  # words of the call before, to be cleared for the next
     stale_words,
+    tally,  # the word that counts arrivals
+    dgamma,
+    dbeta,
     rows,
     cols,  # over ALIGN
     width,  # columns of a block, over ALIGN
@@ -95,16 +100,17 @@ def layer_teams(
     EVEN: tl.constexpr,  # the tiles cover the columns exactly
     ALIGN: tl.constexpr,
     EARLY: tl.constexpr,  # the words are cleared meanwhile
-    NEXT: tl.constexpr,  # the launch that joins the sums may start before this one is done
-    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums only, 2: gradient only
+    MEETS: tl.constexpr,  # the blocks wait for each other and join the teams' sums
+    DOWN: tl.constexpr,  # of these in tiles of DOWN teams
+    TIMES: tl.constexpr,  # so often
+    WIDTH: tl.constexpr,  # and so many columns
+    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, 2: gradient, 4: the joint sums
 ):
     """Step ``s`` of a team has the row ``its number + s * teams``."""
     THREADS: tl.constexpr = 32 * WARPS
     tile: tl.constexpr = gl.BlockedLayout([VECTOR], [32], [WARPS], [0])
     box: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    if NEXT:
-        let_next_start()
     partner = gl.arange(0, THREADS, box)
     # An allocation for each tile of a row: between copies to one and the same the compiler waits.
     tiles_x = ()
@@ -139,7 +145,7 @@ def layer_teams(
             sums_beta = sums_beta + (gl.zeros([COLS], tl.float32, tile),)
     await_step_before(EARLY)  # it cleared the words
     seen = gl.zeros([THREADS], tl.uint64, box)
-    steps = (rows - first + teams - 1) // teams
+    steps = (rows - first + teams - 1) // teams if PHASE != 4 else -LAG
     for step in tl.range(0, steps + LAG):
         row = first + step * teams
         async_copy.wait_group(RING - 1 - LAG)
@@ -208,10 +214,22 @@ def layer_teams(
                     mask = None if EVEN else column < limit - chunk * COLS
                     gl.store(to + chunk * COLS, result.to(dx.dtype.element_ty), mask=mask)
     async_copy.wait_group(0)
-    if partials is not None and PHASE != 2:
+    if partials is not None and PHASE < 2:
         base = partials + first.to(tl.int64) * 2 * length + column
         for chunk in gl.static_range(CHUNKS):
             ok = column < limit - chunk * COLS
             gl.store(base + chunk * COLS, sums_gamma[chunk], mask=ok)
             gl.store(base + length + chunk * COLS, sums_beta[chunk], mask=ok)
+    if MEETS:
+        arrive(words + tally)
     clear_stale(stale, stale_words, partner, THREADS)
+    if MEETS and PHASE % 4 == 0:
+        across: tl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [WARPS, 1], [1, 0])
+        down = gl.arange(0, DOWN, gl.SliceLayout(1, across))
+        side = gl.arange(0, WIDTH, gl.SliceLayout(0, across))
+        await_all(words + tally, partner)
+        for block in tl.range(gl.program_id(0), tl.cdiv(length, WIDTH), team * teams):
+            there = block * WIDTH + side
+            join_rows(
+                partials, dgamma, dbeta, teams, length, down, there, DOWN, TIMES, tl.float32
+            )  # fmt: skip

@@ -4,11 +4,15 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
-    let_next_start,
+    arrive,
+    await_all,
+    await_step_before,
+    clear_stale,
     load_or,
     sum_pairs,
     widen,
 )
+from normgrad.backends.cuda.kernels.joins import join_rows
 
 
 @triton.jit
@@ -20,6 +24,12 @@ def layer_rows(
     rstd,
     gamma,
     partials,  # [programs, 2, cols]: dgamma and dbeta of each program
+    dgamma,
+    dbeta,
+    words,  # none but the count of arrivals
+    stale,  # words of the call before, to be cleared for the next
+    stale_words,
+    tally,
     rows,
     cols,  # over ALIGN
     programs,
@@ -33,11 +43,15 @@ def layer_rows(
     STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
     FOLD: tl.constexpr,  # a thread holds all rows of its columns: add them up at once
-    EARLY: tl.constexpr,  # the launch that joins the sums may start before this one is done
+    WARPS: tl.constexpr,
+    MEETS: tl.constexpr,  # the programs wait for each other and join their sums
+    DOWN: tl.constexpr,  # of these in tiles of DOWN programs
+    TIMES: tl.constexpr,  # so often
+    WIDTH: tl.constexpr,  # and so many columns
+    EARLY: tl.constexpr,  # the count of arrivals is cleared meanwhile
+    PHASE: tl.constexpr,  # 0; in the interpreter 3: rows, 4: the joint sums
 ):
     """Rows ``ROWS * program``, then every ``ROWS * programs`` further."""
-    if EARLY:
-        let_next_start()
     length = cols * ALIGN
     program = tl.program_id(0)
     column = tl.arange(0, CHUNK)
@@ -52,7 +66,8 @@ def layer_rows(
             sums_beta = sums_beta + (tl.zeros([held, CHUNK], COMPUTE),)
         at = chunk * CHUNK + column
         weights = weights + (load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :],)
-    for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
+    start = program * ROWS if PHASE != 4 else rows
+    for first in tl.range(start, rows, programs * ROWS, num_stages=STAGES):
         row = first + local
         row_ok = row < rows
         mu = load_or(mean, row, row_ok, 0.0, COMPUTE)[:, None]
@@ -101,9 +116,25 @@ def layer_rows(
                     result.to(dx.dtype.element_ty),
                     mask=mask,
                 )
-    if partials is not None:
+    if partials is not None and PHASE != 4:
         for chunk in tl.static_range(CHUNKS):
             at = chunk * CHUNK + column
             base = partials + program.to(tl.int64) * 2 * length
             tl.store(base + at, tl.sum(sums_gamma[chunk], 0), mask=at < length)
             tl.store(base + length + at, tl.sum(sums_beta[chunk], 0), mask=at < length)
+    if MEETS:
+        thread = tl.arange(0, 32 * WARPS)
+        await_step_before(EARLY)
+        turn = arrive(words + tally)
+        clear_stale(stale, stale_words, thread, 32 * WARPS)
+        blocks = tl.cdiv(length, WIDTH)
+        # Those that come last, whom everybody waits for, have little or nothing to add up.
+        if turn < blocks and PHASE % 4 == 0:
+            await_all(words + tally, thread)
+            down = tl.arange(0, DOWN)
+            across = tl.arange(0, WIDTH)
+            for block in tl.range(turn, blocks, programs):
+                there = block * WIDTH + across
+                join_rows(
+                    partials, dgamma, dbeta, programs, length, down, there, DOWN, TIMES, COMPUTE
+                )  # fmt: skip

@@ -16,6 +16,7 @@ from normgrad.backends.cuda.kernels.common import (
     sum_pairs,
     widen,
 )
+from normgrad.backends.cuda.kernels.joins import join_parameters, join_rows
 
 
 @triton.jit
@@ -222,41 +223,27 @@ def finish_parameters(
     rstd,
     dgamma,
     dbeta,
-    units,
-    splits,
     samples,
     channels,
+    splits,
     group_size,
     CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
     TIMES: tl.constexpr,
     COMPUTE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Group norm: each channel's sums over all samples and their partials."""
-    await_step_before(EARLY)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    ok = channel < channels
-    s1 = tl.zeros([CHANNELS, PARTS], COMPUTE)
-    s2 = tl.zeros([CHANNELS, PARTS], COMPUTE)
-    second = units.to(tl.int64) * splits
-    # A few times: all loads are on their way at once.
-    for time in (tl.static_range if TIMES <= 8 else tl.range)(0, TIMES):
-        part = time * PARTS + tl.arange(0, PARTS)
-        mask = ok[:, None] & (part < samples * splits)[None, :]
-        unit = (part // splits)[None, :] * channels + channel[:, None]
-        at = partials + unit.to(tl.int64) * splits + (part % splits)[None, :]
-        scale = load_or(rstd, unit // group_size, mask, 1.0, COMPUTE)
-        s1 += tl.load(at, mask=mask, other=0.0)
-        s2 += tl.load(at + second, mask=mask, other=0.0) * scale
-    t1, t2 = sum_pairs(s1, s2, 1)
-    store_as(dbeta, channel, t1, ok)
-    store_as(dgamma, channel, t2, ok)
+    part = tl.arange(0, PARTS)
+    join_parameters(
+        partials, rstd, dgamma, dbeta, samples, channels, splits, group_size,
+        channel, part, PARTS, TIMES, COMPUTE,
+    )  # fmt: skip
 
 
 @triton.jit
 def finish_rows(
-    partials,  # [programs, 2, cols]
+    partials,
     dgamma,
     dbeta,
     programs,
@@ -265,20 +252,8 @@ def finish_rows(
     TIMES: tl.constexpr,
     COLS: tl.constexpr,
     COMPUTE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    """Layer norm: join the programs' parameter gradients in fixed order."""
-    await_step_before(EARLY)
+    """Layer norm: join the programs' parameter gradients."""
+    program = tl.arange(0, PROGRAMS)
     column = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    ok = column < cols
-    s1 = tl.zeros([PROGRAMS, COLS], COMPUTE)
-    s2 = tl.zeros([PROGRAMS, COLS], COMPUTE)
-    for time in tl.static_range(TIMES):  # all loads are on their way at once
-        program = time * PROGRAMS + tl.arange(0, PROGRAMS)
-        mask = (program < programs)[:, None] & ok[None, :]
-        at = partials + program.to(tl.int64)[:, None] * 2 * cols + column[None, :]
-        s1 += tl.load(at, mask=mask, other=0.0)
-        s2 += tl.load(at + cols, mask=mask, other=0.0)
-    t1, t2 = sum_pairs(s1, s2, 0)
-    store_as(dgamma, column, t1, ok)
-    store_as(dbeta, column, t2, ok)
+    join_rows(partials, dgamma, dbeta, programs, cols, program, column, PROGRAMS, TIMES, COMPUTE)
