@@ -22,6 +22,8 @@ _AWAY = 500_000  # nanoseconds
 _LATE = 20_000
 # How many calls a turn has: twice as many each time, until a team was there at once.
 _SHORTEST, _LONGEST = 4, 256
+# Of small calls: asking again in vain costs one of them some 30 us.
+_LONGEST_SMALL = 32
 
 # Words that a job begins with: the four arguments of `drive` (addresses and counters as offsets in
 # bytes from the job), then what `meeting` needs.
@@ -36,23 +38,24 @@ _Lead = ctypes.CFUNCTYPE(
 class _Turns:
     """Calls that are left to others because a team was away for too long."""
 
-    def __init__(self, away: int) -> None:
+    def __init__(self, away: int, longest: int) -> None:
         self.away = away  # nanoseconds
+        self.longest = longest
         self.left = 0
         self.next = _SHORTEST
 
     def learn(self, away: int) -> None:
         """How long a team was away in a call, for too long or not."""
         self.left = self.next if away > self.away else 0
-        self.next = min(2 * self.next, _LONGEST) if away > self.away else _SHORTEST
+        self.next = min(2 * self.next, self.longest) if away > self.away else _SHORTEST
 
 
 class Team:
     """Runs parameter blocks on torch's threads."""
 
     def __init__(self) -> None:
-        self.turns = _Turns(_AWAY)
-        self.small_turns = _Turns(_LATE)
+        self.turns = _Turns(_AWAY, _LONGEST)
+        self.small_turns = _Turns(_LATE, _LONGEST_SMALL)
         self._forked = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave)
