@@ -51,8 +51,8 @@ def address_of(array: torch.Tensor) -> int:
 
 def in_kept(shape: Any, strides: Any, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
     """A large tensor on the host."""
-    # In place: a tensor of its own, not a view of one. With cold caches every operator counts, 20
-    # to 40 us each.
+    # In place: a tensor of its own, not a view of one. With cold caches every operator counts,
+    # about 20 us each.
     return torch.frombuffer(kept.take(nbytes), dtype=dtype).as_strided_(shape, strides)
 
 
