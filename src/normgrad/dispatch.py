@@ -150,7 +150,8 @@ def _outline(
     # Of mask too the types, if it is not a default: a 1 equals True and is an error.
     bits = mask if mask is read.ALL or mask is read.ALL_SUMS else (*mask, *map(type, mask))
     shape = getattr(arrays[0], "shape", None)
-    return (op, settings, param_grad_dtype, backend, bits, kinds, shape), present
+    # By its address: to hash an enumeration's member is a call in Python.
+    return (id(op), settings, param_grad_dtype, backend, bits, kinds, shape), present
 
 
 @functools.cache

@@ -17,7 +17,8 @@ from normgrad.errors import OptionError
 LEAST = 16 << 20  # bytes of a result from which on it pays
 _HUGE_PAGE = 2 << 20
 _MOST = "256"  # megabytes that are kept for later
-_kept: list[mmap.mmap] = []  # the oldest first; lists need no lock for what is done here
+_Entry = tuple[int, int, mmap.mmap]  # bytes, address, what owns them
+_kept: list[_Entry] = []  # the oldest first; lists need no lock for what is done here
 
 
 @functools.cache
@@ -38,44 +39,45 @@ def _blocks(nbytes: int) -> Any:
 
 def take(nbytes: int) -> Any:
     """A buffer of so many bytes that nobody else uses, with any content."""
-    memory = _fitting(nbytes) if _room() else None
-    fresh = memory is None
-    if memory is None:
-        memory = _map(-(-nbytes // _HUGE_PAGE) * _HUGE_PAGE)
+    entry = _fitting(nbytes) if _room() and _kept else None
+    if entry is None:
+        entry = _map(-(-nbytes // _HUGE_PAGE) * _HUGE_PAGE)
     # By address: a buffer of the mapping's own would not let it go.
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    if fresh:
-        hostmem.ask_huge_pages(address, len(memory))
-    block = _blocks(nbytes).from_address(address)
-    block.memory = memory
+    block = _blocks(nbytes).from_address(entry[1])
+    block.entry = entry
     return block
 
 
-def _map(nbytes: int) -> mmap.mmap:
+def _map(nbytes: int) -> _Entry:
     if os.name != "posix":
-        return mmap.mmap(-1, nbytes)
-    # Private: a forked child has its own from its first write on.
-    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, nbytes)
+    else:
+        # Private: a forked child has its own from its first write on.
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    hostmem.ask_huge_pages(address, nbytes)
+    return nbytes, address, memory
 
 
-def _fitting(nbytes: int) -> mmap.mmap | None:
+def _fitting(nbytes: int) -> _Entry | None:
     """Kept memory with at most a quarter to spare."""
-    for memory in sorted(_kept, key=len):
-        if nbytes <= len(memory) <= nbytes + max(nbytes // 4, _HUGE_PAGE):
+    most = nbytes + max(nbytes // 4, _HUGE_PAGE)
+    for entry in sorted(_kept) if len(_kept) > 1 else _kept[:]:  # their addresses differ
+        if nbytes <= entry[0] <= most:
             try:
-                _kept.remove(memory)
+                _kept.remove(entry)
             except ValueError:  # another thread was faster
                 continue
-            return memory
+            return entry
     return None
 
 
 def _give_back(block: Any) -> None:
-    memory = getattr(block, "memory", None)
-    if memory is None or _room() < len(memory):
+    entry = getattr(block, "entry", None)
+    if entry is None or _room() < entry[0]:
         return
-    _kept.append(memory)
-    while sum(map(len, _kept)) > _room():
+    _kept.append(entry)
+    while sum([size for size, _, _ in _kept]) > _room():
         try:
             _kept.pop(0)  # nobody knows its address: the mapping goes
         except IndexError:

@@ -7,11 +7,14 @@ is short, tables cost more than its work.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from normgrad.hostmem import ask_huge_pages
 from normgrad.spec import ROLES
 
 # A tensor to be made by an operand, arrays[source].new_empty_strided(shape, strides, dtype): its
 # slot, source, shape (None: it is just like the operand), strides, and its dtype if not the same.
-Result = tuple[int, int, tuple[int, ...] | None, tuple[int, ...], Any]
+# Where it is made in another way, the function that does; or None and how many bytes are to be on
+# huge pages.
+Result = tuple[Any, ...]
 
 
 class Source:
@@ -23,12 +26,16 @@ class Source:
     def __init__(
         self, operands: Sequence[bool], results: Sequence[Result | None], **names: Any
     ) -> None:
-        self.names = names
+        self.names = names = {"ask_huge_pages": ask_huge_pages, **names}
         self.slots = {slot for slot, given in enumerate(operands) if given}
         self.lines = [f"{', '.join(f'a{slot}' for slot in range(len(operands)))}, = arrays"]
         self.lines += [f"p{slot} = a{slot}.data_ptr()" for slot in sorted(self.slots)]
-        for slot, source, shape, strides, dtype in filter(None, results):
+        for slot, source, shape, strides, dtype, *own in filter(None, results):
             self.slots.add(slot)
+            if own and own[0]:
+                names[f"make{slot}"] = own[0]
+                self.lines += [f"r{slot} = make{slot}()", f"p{slot} = r{slot}.data_ptr()"]
+                continue
             names |= {f"shape{slot}": shape, f"strides{slot}": strides, f"dtype{slot}": dtype}
             kind = "" if dtype is None else f", dtype=dtype{slot}"
             made = f"a{source}.new_empty_strided(shape{slot}, strides{slot}{kind})"
@@ -36,6 +43,8 @@ class Source:
                 f"r{slot} = {made if shape is not None else f'empty_like(a{source})'}"
             )
             self.lines.append(f"p{slot} = r{slot}.data_ptr()")
+            if own:
+                self.lines.append(f"ask_huge_pages(p{slot}, {own[1]})")
         answer = ", ".join("None" if one is None else f"r{one[0]}" for one in results)
         self.answer = f"return ({answer},)"
 

@@ -73,7 +73,7 @@ def block_sums(fmt, flat, params, addresses, workspace, first, last):
 
 
 @jit.inner
-def block_gradients(fmt, flat, params, addresses, workspace, first, last):
+def block_gradients(fmt, flat, params, addresses, workspace, first, last, ask_dy, ask_x):
     """The gradients of a few blocks of rows."""
     columns = params[slots.WIDTH]
     blocks = params[slots.BLOCKS]
@@ -102,6 +102,8 @@ def block_gradients(fmt, flat, params, addresses, workspace, first, last):
                 params[slots.CORRECTION] != slots.NO_CORRECTION,
                 streaming and (dx | step) & 63 == 0,
                 params[slots.SIDE_BY_SIDE] > 1,
+                ask_dy,
+                ask_x,
             )
             row += rows
     if streaming:
@@ -256,7 +258,7 @@ def spread(flat, params, addresses, workspace, sample):
 def spread_means(flat):
     """The task that gives every column of a sample its mean."""
 
-    def spread_means_task(params, addresses, workspace, argument, sample):
+    def spread_means_task(params, addresses, workspace, argument, sample, after):
         spread(flat, params, addresses, workspace, sample)
         return 0
 
@@ -266,7 +268,7 @@ def spread_means(flat):
 def blocks_in(fmt, flat):
     """The task that sums blocks of rows."""
 
-    def blocks_in_task(params, addresses, workspace, argument, index):
+    def blocks_in_task(params, addresses, workspace, argument, index, after):
         first = index * params[slots.PER_TASK]
         last = min(first + params[slots.PER_TASK], params[slots.BLOCKS] * params[slots.SAMPLES])
         block_sums(fmt, flat, params, addresses, workspace, first, last)
@@ -278,11 +280,13 @@ def blocks_in(fmt, flat):
 def blocks_out(fmt, flat):
     """The task that writes blocks of rows."""
 
-    def blocks_out_task(params, addresses, workspace, argument, index):
-        # Backwards: what was summed last may still be in the cache.
-        last = params[slots.BLOCKS] * params[slots.SAMPLES] - index * params[slots.PER_TASK]
-        first = max(last - params[slots.PER_TASK], 0)
-        block_gradients(fmt, flat, params, addresses, workspace, first, last)
+    def blocks_out_task(params, addresses, workspace, argument, index, after):
+        first = index * params[slots.PER_TASK]
+        last = min(first + params[slots.PER_TASK], params[slots.BLOCKS] * params[slots.SAMPLES])
+        if params[slots.BACKWARDS]:
+            last = params[slots.BLOCKS] * params[slots.SAMPLES] - index * params[slots.PER_TASK]
+            first = max(last - params[slots.PER_TASK], 0)
+        block_gradients(fmt, flat, params, addresses, workspace, first, last, 0, 0)
         return 0
 
     return blocks_out_task
@@ -291,7 +295,7 @@ def blocks_out(fmt, flat):
 def samples(fmt, flat):
     """The task that takes a sample of group norm from sums to gradients, while it is cached."""
 
-    def samples_task(params, addresses, workspace, argument, sample):
+    def samples_task(params, addresses, workspace, argument, sample, after):
         columns = params[slots.COLUMNS]
         blocks = params[slots.BLOCKS]
         block = sample * blocks
@@ -299,8 +303,13 @@ def samples(fmt, flat):
         block_sums(fmt, flat, params, addresses, workspace, block, block + blocks)
         join_columns(flat, params, workspace, sample, 0, columns)
         group_factors(flat, params, addresses, workspace, sample, 0, columns)
+        ask_dy = 0
+        ask_x = 0
+        if params[slots.ASKS] and after > sample:
+            ask_dy = (after - sample) * params[slots.DY + slots.BY_SAMPLE]
+            ask_x = (after - sample) * params[slots.X + slots.BY_SAMPLE]
         for back in range(block + blocks - 1, block - 1, -1):
-            block_gradients(fmt, flat, params, addresses, workspace, back, back + 1)
+            block_gradients(fmt, flat, params, addresses, workspace, back, back + 1, ask_dy, ask_x)
         return 0
 
     return samples_task
@@ -309,7 +318,7 @@ def samples(fmt, flat):
 def join_blocks(flat):
     """The task that joins the blocks of some columns of a sample and makes their factors."""
 
-    def join_blocks_task(params, addresses, workspace, argument, index):
+    def join_blocks_task(params, addresses, workspace, argument, index, after):
         sample = index // params[slots.CHUNKS]
         first = (index - sample * params[slots.CHUNKS]) * params[slots.CHUNK]
         last = min(first + params[slots.CHUNK], params[slots.COLUMNS])
@@ -329,7 +338,7 @@ def join_blocks(flat):
 def join_samples():
     """The task that adds group norm's parameter gradients over samples."""
 
-    def join_samples_task(params, addresses, workspace, argument, index):
+    def join_samples_task(params, addresses, workspace, argument, index, after):
         columns = params[slots.COLUMNS]
         samples = params[slots.OUTER]
         first = index * params[slots.CHUNK]

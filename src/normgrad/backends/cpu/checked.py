@@ -191,10 +191,16 @@ def float_of(bits: int) -> float:
 
 
 def call_task(
-    function: Any, params: Any, addresses: Any, workspace: int, argument: int, index: int
+    function: Any,
+    params: Any,
+    addresses: Any,
+    workspace: int,
+    argument: int,
+    index: int,
+    after: int,
 ) -> int:
     """The function itself stands where its address would be."""
-    status: int = function(params, addresses, workspace, argument, index)
+    status: int = function(params, addresses, workspace, argument, index, after)
     return status
 
 

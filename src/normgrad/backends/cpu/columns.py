@@ -128,9 +128,13 @@ def fill(flat, address, value, length):
 
 @jit.inner
 def four_written(
-    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, columns, factors, corrected, streaming
-):
-    """Four rows side by side: factors are loaded a quarter as often."""
+    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, columns, factors, corrected, streaming, ask_dy,
+    ask_x,
+):  # fmt: skip
+    """Four rows side by side: factors are loaded a quarter as often.
+
+    Where they are streamed, data that far away are asked for meanwhile; 0: none.
+    """
     width = lanes(fmt)
     step = width * size_of(fmt)
     unit = width * size_of(flat)
@@ -148,6 +152,9 @@ def four_written(
                 r0 = fma(a0, load(fmt, dy + one * dy_step), s0)
                 r1 = fma(a1, load(fmt, dy + one * dy_step + step), s1)
                 stream(fmt, dx + one * dx_step, r0, r1)
+                if ask_x != 0:
+                    ask_pair(fmt, dy + one * dy_step + ask_dy)
+                    ask_pair(fmt, x + one * x_step + ask_x)
             column += 2 * width
             dy += 2 * step
             x += 2 * step
@@ -186,7 +193,7 @@ def four_written(
 @jit.inner
 def write_rows(
     fmt, flat, dy, x, dx, dy_step, x_step, dx_step, rows, columns, factors, corrected, streaming,
-    four,
+    four, ask_dy, ask_x,
 ):  # fmt: skip
     """``dx = a * dy + b * (x - mean) + c`` with factors by column: mean, a, b, c."""
     width = lanes(fmt)
@@ -200,7 +207,7 @@ def write_rows(
         if four and rows - row >= 4:
             four_written(
                 fmt, flat, dy, x, dx, dy_step, x_step, dx_step, columns, factors, corrected,
-                streaming,
+                streaming, ask_dy, ask_x,
             )  # fmt: skip
             row += 4
             dy += 4 * dy_step

@@ -34,7 +34,7 @@ def copy_run(source, source_step, source_code, target, target_step, target_code,
 def copies():
     """The task that copies some rows of a description in the parameter block."""
 
-    def copies_task(params, addresses, workspace, copy, index):
+    def copies_task(params, addresses, workspace, copy, index, after):
         rank = params[copy + slots.COPY_RANK]
         per_task = params[copy + slots.COPY_ROWS_PER_TASK]
         first = index * per_task

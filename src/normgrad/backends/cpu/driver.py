@@ -8,21 +8,29 @@ finds everything taken and touches nothing else. Without ``sync`` the calling th
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.vector import add_atomic, call_task, pause
 
-# Two counters for each phase, a cache line apart from the next phase's.
+# Counters of each phase, a cache line apart from the next phase's: tasks done, tasks taken of each
+# part.
 SYNC_STRIDE = 64
+MOST_PARTS = 7
 SYNC_BYTES = SYNC_STRIDE * slots.MAX_PHASES
 # How often to look before giving the core away: about 2 us.
 LOOKS = 64
+# Tasks before the end of a phase from which on none is taken before it is begun.
+RESERVED = 4
 
 
 def drive(params, addresses, workspace, sync):
     """All phases, each after the one before it. Returns 0."""
-    return share(params, addresses, workspace, sync, 0)
+    return share(params, addresses, workspace, sync, 0, 0, 1)
 
 
 @jit.inner
-def share(params, addresses, workspace, sync, patience):
-    """`drive`; with some patience who looks so often for others to end a phase leaves."""
+def share(params, addresses, workspace, sync, patience, part, parts):
+    """`drive`; with some patience who looks so often for others to end a phase leaves.
+
+    With several parts a thread begins in its own part of the tasks and then helps in the others:
+    what it had in its cache after the last call it finds there again.
+    """
     status = 0
     for phase in range(params[slots.PHASES]):
         at = slots.TABLE + phase * slots.PER_PHASE
@@ -31,15 +39,24 @@ def share(params, addresses, workspace, sync, patience):
         argument = params[at + 2]
         if sync == 0:
             for task in range(tasks):
-                status |= call_task(function, params, addresses, workspace, argument, task)
+                after = min(task + 1, tasks - 1)
+                status |= call_task(function, params, addresses, workspace, argument, task, after)
             continue
-        taken = sync + phase * SYNC_STRIDE
-        done = taken + 8
-        task = add_atomic(taken, 1)
-        while task < tasks:
-            status |= call_task(function, params, addresses, workspace, argument, task)
-            add_atomic(done, 1)
-            task = add_atomic(taken, 1)
+        done = sync + phase * SYNC_STRIDE
+        for turn in range(part, part + parts):
+            here = turn % parts
+            taken = done + 8 + 8 * here
+            first = tasks * here // parts
+            last = tasks * (here + 1) // parts
+            task = first + add_atomic(taken, 1)
+            while task < last:
+                # Taken early, so that a task can ask for the data of the next; not of the last few,
+                # which others may begin sooner.
+                after = first + add_atomic(taken, 1) if last - task > RESERVED else task
+                known = min(after, last - 1)
+                status |= call_task(function, params, addresses, workspace, argument, task, known)
+                add_atomic(done, 1)
+                task = after if after > task else first + add_atomic(taken, 1)
         looks = 0
         while add_atomic(done, 0) < tasks:
             looks += 1

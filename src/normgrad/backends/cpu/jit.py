@@ -22,8 +22,8 @@ _FLAGS: Final = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}
 inner = numba.njit(**_FLAGS)
 
 _BLOCK = types.CPointer(types.int64)
-# Parameter block, addresses, workspace, argument, index of the task.
-TASK_SIGNATURE: Final = types.int32(_BLOCK, _BLOCK, types.int64, types.int64, types.int64)
+# Parameter block, addresses, workspace, argument, index of the task and of the thread's next one.
+TASK_SIGNATURE: Final = types.int32(_BLOCK, _BLOCK, *[types.int64] * 4)
 # Parameter block, addresses, workspace, counters that threads share.
 DRIVER_SIGNATURE: Final = types.int32(_BLOCK, _BLOCK, types.int64, types.int64)
 # The same as integers, the boxes where helpers wait, how many those are, how many are wanted.

@@ -36,8 +36,10 @@ _FREE, _FILLING, _READY, _TAKEN = range(4)
 # cannot return while a helper is with its job.
 _PATIENCE = 4096
 
-# What a team's job has after its four arguments.
-_CALLER, _BEGUN, _AWAY = 4, 5, 6
+# A team's job: the four arguments of `drive`, then these.
+_CALLER, _BEGUN, _AWAY, _PARTS, _CAME = 4, 5, 6, 7, 8
+# Nanoseconds that no job with parts takes.
+_LONG = 400_000
 # Clocks of Linux.
 _MONOTONIC, _THREAD_TIME = 1, 3
 
@@ -64,7 +66,7 @@ def lead(params, addresses, workspace, sync, boxes, count, helpers):
             unlock(address + LOCK_AT)
             wake(address + SIGNAL_AT)
             helpers -= 1
-    status = driver.share(at_address(params), at_address(addresses), workspace, sync, 0)
+    status = driver.share(at_address(params), at_address(addresses), workspace, sync, 0, 0, 1)
     for index in range(count):
         address = boxes + index * BOX_BYTES
         box = at_address(address)
@@ -92,7 +94,7 @@ def attend(address):
         state = add_atomic(address, 0)
         if state % 4 == _READY and replace_atomic(address, state, state + _TAKEN - _READY):
             params, addresses = at_address(box[_PARAMS]), at_address(box[_ADDRESSES])
-            driver.share(params, addresses, box[_WORKSPACE], box[_SYNC], _PATIENCE)
+            driver.share(params, addresses, box[_WORKSPACE], box[_SYNC], _PATIENCE, 0, 1)
             add_atomic(address, 4 - _TAKEN)
     return 0
 
@@ -100,17 +102,29 @@ def attend(address):
 def lead_team(address, parallel, work, threads):
     """A job on OpenMP's threads; for how many nanoseconds one of them or another did not run."""
     job = at_address(address)
+    job[1] += address
+    job[3] += address
+    job[_CALLER] = this_thread()
     job[_BEGUN] = moment(_MONOTONIC)
     call_parallel(parallel, work, address, threads)
+    if job[_PARTS]:
+        return max(job[_AWAY], moment(_MONOTONIC) - job[_BEGUN] - _LONG)
     return job[_AWAY]
 
 
 def take_part(address):
     """What each thread of a team does with a job: the four arguments of `drive`, and more."""
-    before = moment(_THREAD_TIME)
     job = at_address(address)
     params, addresses = at_address(job[0]), at_address(job[1])
-    patience = 0 if this_thread() == job[_CALLER] else _PATIENCE
-    driver.share(params, addresses, job[2], job[3], patience)
+    leads = this_thread() == job[_CALLER]
+    patience = 0 if leads else _PATIENCE
+    if job[_PARTS]:
+        # A thread's own time takes two calls of the system, 2 us: here only who comes late counts.
+        add_atomic(address + 8 * _AWAY, moment(_MONOTONIC) - job[_BEGUN])
+        part = 0 if leads else 1 + add_atomic(address + 8 * _CAME, 1)
+        driver.share(params, addresses, job[2], job[3], patience, part, job[_PARTS])
+        return
+    before = moment(_THREAD_TIME)
+    driver.share(params, addresses, job[2], job[3], patience, 0, 1)
     worked = moment(_THREAD_TIME) - before
     add_atomic(address + 8 * _AWAY, moment(_MONOTONIC) - job[_BEGUN] - worked)

@@ -290,7 +290,7 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
 def rows(fmt, flat):
     """The task for blocks of rows."""
 
-    def rows_task(params, addresses, workspace, argument, index):
+    def rows_task(params, addresses, workspace, argument, index, after):
         return row_blocks(fmt, flat, params, addresses, workspace, argument, index)
 
     return rows_task
@@ -299,7 +299,7 @@ def rows(fmt, flat):
 def spread_gamma(flat):
     """The task that lays gamma out as the compute type, ones where it was not given."""
 
-    def spread_gamma_task(params, addresses, workspace, argument, index):
+    def spread_gamma_task(params, addresses, workspace, argument, index, after):
         target = place(params, addresses, workspace, argument)
         columns = params[slots.COLUMNS]
         code = params[slots.GAMMA + slots.CODE]
@@ -340,7 +340,7 @@ def put_lanes(flat, params, addresses, workspace, slot, column, values, part, sc
 def join_rows(flat):
     """The task that joins the blocks of some columns and writes their parameter gradients."""
 
-    def join_rows_task(params, addresses, workspace, argument, index):
+    def join_rows_task(params, addresses, workspace, argument, index, after):
         columns = params[slots.COLUMNS]
         blocks = params[slots.BLOCKS]
         stride = 2 * columns * size_of(flat)

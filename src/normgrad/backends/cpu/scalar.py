@@ -94,7 +94,7 @@ def slope_and_offset(params, by_row, rstd, gamma, total, sum_dy, sum_xmu):
 def add_counts():
     """The task that adds the counts of all ranks, in float64."""
 
-    def add_counts_task(params, addresses, workspace, argument, index):
+    def add_counts_task(params, addresses, workspace, argument, index, after):
         joined = 0.0
         for rank in range(params[slots.COUNTER + slots.LENGTH]):
             joined += entry(params, addresses, workspace, slots.COUNTER, rank, 0.0)

@@ -153,9 +153,28 @@ def sums_of_dy(fmt, dy, dy_step, segments, length):
 
 @jit.inner
 def gradients(
-    fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, a, b, c, streaming, far
+    fmt,
+    dy,
+    x,
+    dx,
+    dy_step,
+    x_step,
+    dx_step,
+    segments,
+    length,
+    mean,
+    a,
+    b,
+    c,
+    streaming,
+    far,
+    ask_dy,
+    ask_x,
 ):
-    """``dx = a * dy + b * (x - mean) + c`` over segments at an even distance."""
+    """``dx = a * dy + b * (x - mean) + c`` over segments at an even distance.
+
+    Data that far away (``ask_dy``, ``ask_x``) are asked for meanwhile; 0: none.
+    """
     width = lanes(fmt)
     step = width * size_of(fmt)
     centre = splat(fmt, mean)
@@ -185,6 +204,12 @@ def gradients(
                 r0 = fma(va, d0, fma(vb, t0 - centre, vc))
                 r1 = fma(va, d1, fma(vb, t1 - centre, vc))
                 stream_pair(fmt, to, r0, r1)
+                if ask_x != 0:
+                    prefetch(at + ask_dy)
+                    prefetch(at_x + ask_x)
+                    if size_of(fmt) > 2:
+                        prefetch(at + ask_dy + step)
+                        prefetch(at_x + ask_x + step)
                 if far:
                     prefetch(at + FAR)
                     prefetch(at_x + FAR)

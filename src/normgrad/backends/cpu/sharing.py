@@ -14,7 +14,7 @@ _CPUS = 1024  # as many as Linux's sets of processors have room for
 
 
 @intrinsic
-def call_task(typingctx, function, params, addresses, workspace, argument, index):
+def call_task(typingctx, function, params, addresses, workspace, argument, index, after):
     """Call a task by its address."""
 
     def codegen(context, builder, signature, arguments):
@@ -22,9 +22,7 @@ def call_task(typingctx, function, params, addresses, workspace, argument, index
         target = pointer(builder, arguments[0], ir.FunctionType(I32, kinds))
         return builder.call(target, list(arguments[1:]))
 
-    return types.int32(
-        types.int64, params, addresses, types.int64, types.int64, types.int64
-    ), codegen
+    return types.int32(types.int64, params, addresses, *[types.int64] * 4), codegen
 
 
 @intrinsic

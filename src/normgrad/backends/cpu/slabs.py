@@ -105,7 +105,7 @@ def needed_sums(fmt, params, dy, x, segments, length, mean):
 
 
 @jit.inner
-def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b, c):
+def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b, c, ask_dy, ask_x):
     """The gradients of some segments of a slab, the last one first: it was read last."""
     dy_step = slab_step(params, slots.DY)
     x_step = slab_step(params, slots.X)
@@ -119,7 +119,7 @@ def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b,
         far = params[slots.FAR] != 0
         gradients(
             fmt, dy, x, dx, -dy_step, -x_step, -dx_step, segments, length, mean, a, b, c,
-            streaming, far,
+            streaming, far, ask_dy, ask_x,
         )  # fmt: skip
     else:
         scaled(fmt, dy, dx, -dy_step, -dx_step, segments, length, a)
@@ -215,13 +215,14 @@ def slab_sums(fmt, params, addresses, workspace, slab, dy, x, mean, rstd):
 
 
 @jit.inner
-def whole_slabs(fmt, params, addresses, workspace, index):
+def whole_slabs(fmt, params, addresses, workspace, index, after):
     """A few slabs from sums to gradients."""
     inner = params[slots.INNER]
     segments = params[slots.SEGMENTS]
     by_row = params[slots.BY_ROW] != 0
     first = index * params[slots.PER_TASK]
-    for slab in range(first, min(first + params[slots.PER_TASK], params[slots.SLABS])):
+    last = min(first + params[slots.PER_TASK], params[slots.SLABS]) - 1
+    for slab in range(first, last + 1):
         dy = slab_start(params, addresses, workspace, slots.DY, slab)
         x = slab_start(params, addresses, workspace, slots.X, slab)
         mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
@@ -234,6 +235,12 @@ def whole_slabs(fmt, params, addresses, workspace, index):
                 slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
         if params[slots.WRITE_DX]:
             dx = slab_start(params, addresses, workspace, slots.DX, slab)
+            following = slab + 1 if slab < last else after * params[slots.PER_TASK]
+            ask_dy = 0
+            ask_x = 0
+            if params[slots.ASKS] and following > slab:
+                ask_dy = slab_start(params, addresses, workspace, slots.DY, following) - dy
+                ask_x = slab_start(params, addresses, workspace, slots.X, following) - x
             b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
             if params[slots.DENSE]:
                 dense_gradients(
@@ -246,8 +253,9 @@ def whole_slabs(fmt, params, addresses, workspace, index):
             while segment >= 0:
                 gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
                 write_gradients(
-                    fmt, params, dy, x, dx, segment, together, inner, mean, rstd * gamma, b, c
-                )
+                    fmt, params, dy, x, dx, segment, together, inner, mean, rstd * gamma, b, c,
+                    ask_dy, ask_x,
+                )  # fmt: skip
                 segment -= max(together, 1)
     if params[slots.STREAM_DX]:
         fence()
@@ -299,7 +307,9 @@ def unit_gradients(fmt, params, addresses, workspace, index):
     dy = slab_start(params, addresses, workspace, slots.DY, slab) + first * size_of(fmt)
     x = slab_start(params, addresses, workspace, slots.X, slab) + first * size_of(fmt)
     dx = slab_start(params, addresses, workspace, slots.DX, slab) + first * size_of(fmt)
-    write_gradients(fmt, params, dy, x, dx, segment, segments, length, mean, rstd * gamma, b, c)
+    write_gradients(
+        fmt, params, dy, x, dx, segment, segments, length, mean, rstd * gamma, b, c, 0, 0
+    )
     if params[slots.STREAM_DX]:
         fence()
     return 0
@@ -308,8 +318,8 @@ def unit_gradients(fmt, params, addresses, workspace, index):
 def slabs(fmt):
     """The task for slabs that one thread takes whole."""
 
-    def slabs_task(params, addresses, workspace, argument, index):
-        return whole_slabs(fmt, params, addresses, workspace, index)
+    def slabs_task(params, addresses, workspace, argument, index, after):
+        return whole_slabs(fmt, params, addresses, workspace, index, after)
 
     return slabs_task
 
@@ -317,7 +327,7 @@ def slabs(fmt):
 def units_in(fmt):
     """The task that sums a unit; ``argument`` is the first one's number."""
 
-    def units_in_task(params, addresses, workspace, argument, index):
+    def units_in_task(params, addresses, workspace, argument, index, after):
         return unit_sums(fmt, params, addresses, workspace, argument + index)
 
     return units_in_task
@@ -326,7 +336,7 @@ def units_in(fmt):
 def units_out(fmt):
     """The task that writes a unit; ``argument`` is one more than the last one's number."""
 
-    def units_out_task(params, addresses, workspace, argument, index):
+    def units_out_task(params, addresses, workspace, argument, index, after):
         # Backwards: what was summed last may still be in the cache.
         return unit_gradients(fmt, params, addresses, workspace, argument - 1 - index)
 
@@ -336,7 +346,7 @@ def units_out(fmt):
 def join_units():
     """The task that adds the units of one slab and leaves its factors for the second pass."""
 
-    def join_units_task(params, addresses, workspace, argument, index):
+    def join_units_task(params, addresses, workspace, argument, index, after):
         slab = argument + index
         pieces = params[slots.PIECES]
         rstd = inverse_deviation(params, addresses, workspace, slab)

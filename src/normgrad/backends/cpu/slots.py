@@ -75,6 +75,10 @@ WIDTH: Final = 90  # columns of such a row: FOLDED * COLUMNS
 
 FAR: Final = 92  # lines are asked for ahead: channels first in writing, last in adding four
 
+ASKS: Final = 93  # the next slab is asked for while one is written
+
+BACKWARDS: Final = 94  # rows are written from the last on: what was summed last may be in the cache
+
 # Slabs of group norm.
 DENSE: Final = 91  # segments follow each other without gaps in x, dy and dx, and dx is streamed
 

@@ -75,7 +75,7 @@ def strip_sums(fmt, flat, params, dy, x, columns, channels, mean, sums, joined):
 
 
 @jit.inner
-def strip(fmt, flat, params, addresses, workspace, index):
+def strip(fmt, flat, params, addresses, workspace, index, after):
     """One strip from sums to gradients."""
     inner = params[slots.INNER]
     first = index * params[slots.PER_TASK]
@@ -111,6 +111,12 @@ def strip(fmt, flat, params, addresses, workspace, index):
     if params[slots.WRITE_DX]:
         dx = slab_start(params, addresses, workspace, slots.DX, first)
         dx_step = slab_step(params, slots.DX)
+        following = after * params[slots.PER_TASK]
+        ask_dy = 0
+        ask_x = 0
+        if params[slots.ASKS] and following > first:
+            ask_dy = slab_start(params, addresses, workspace, slots.DY, following) - dy
+            ask_x = slab_start(params, addresses, workspace, slots.X, following) - x
         write_rows(
             fmt,
             flat,
@@ -126,6 +132,8 @@ def strip(fmt, flat, params, addresses, workspace, index):
             params[slots.CORRECTION] != slots.NO_CORRECTION,
             params[slots.STREAM_DX] != 0 and (dx | dx_step) & 63 == 0,
             True,
+            ask_dy,
+            ask_x,
         )
         if params[slots.STREAM_DX]:
             fence()
@@ -135,7 +143,7 @@ def strip(fmt, flat, params, addresses, workspace, index):
 def strips(fmt, flat):
     """The task for one strip."""
 
-    def strips_task(params, addresses, workspace, argument, index):
-        return strip(fmt, flat, params, addresses, workspace, index)
+    def strips_task(params, addresses, workspace, argument, index, after):
+        return strip(fmt, flat, params, addresses, workspace, index, after)
 
     return strips_task

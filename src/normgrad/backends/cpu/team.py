@@ -9,7 +9,6 @@ import ctypes
 import functools
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,14 @@ _AWAY = 500_000  # nanoseconds
 _LATE = 20_000
 # How many calls a turn has: twice as many each time, until a team was there at once.
 _SHORTEST, _LONGEST = 4, 256
+# Of small calls: asking again in vain costs one of them some 30 us.
+_LONGEST_SMALL = 32
 
-_Job = ctypes.c_int64 * 7
+# Words that a job begins with: the four arguments of `drive` (addresses and counters as offsets in
+# bytes from the job), then what `meeting` needs.
+HEAD = 9
+PARTS = 7  # which word says into how many parts tasks are split; 0: they are taken in turns
+
 _Lead = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
 )
@@ -33,33 +38,24 @@ _Lead = ctypes.CFUNCTYPE(
 class _Turns:
     """Calls that are left to others because a team was away for too long."""
 
-    def __init__(self, away: int) -> None:
+    def __init__(self, away: int, longest: int) -> None:
         self.away = away  # nanoseconds
+        self.longest = longest
         self.left = 0
-        self._next = _SHORTEST
-
-    def take(self) -> bool:
-        """Whether the others have this call."""
-        if self.left <= 0:
-            return False
-        self.left -= 1
-        return True
+        self.next = _SHORTEST
 
     def learn(self, away: int) -> None:
-        """How long a team was away in a call."""
-        if away <= self.away:
-            self._next = _SHORTEST
-            return
-        self.left = self._next
-        self._next = min(2 * self._next, _LONGEST)
+        """How long a team was away in a call, for too long or not."""
+        self.left = self.next if away > self.away else 0
+        self.next = min(2 * self.next, self.longest) if away > self.away else _SHORTEST
 
 
 class Team:
     """Runs parameter blocks on torch's threads."""
 
     def __init__(self) -> None:
-        self.turns = _Turns(_AWAY)
-        self.small_turns = _Turns(_LATE)
+        self.turns = _Turns(_AWAY, _LONGEST)
+        self.small_turns = _Turns(_LATE, _LONGEST_SMALL)
         self._forked = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave)
@@ -68,22 +64,21 @@ class Team:
         """A forked child has no such threads, and OpenMP would wait for them."""
         self._forked = True
 
-    def run(
-        self, block: Any, addresses: Any, workspace: int, sync: Any, threads: int, *, small: bool
-    ) -> bool:
-        """Run a parameter block; False where torch's threads are not to be used."""
+    def run(self, job: Any, threads: int, *, small: bool) -> bool:
+        """Run a job; False where torch's threads are not to be used."""
         torch: Any = sys.modules.get("torch")
         if torch is None or self._forked or torch.get_num_threads() != threads:
             return False
         turns = self.small_turns if small else self.turns
-        if turns.take():
+        if turns.left > 0:
+            turns.left -= 1
             return False
         lead, parallel, work = _functions()
         if lead is None:
             return False
-        params, given, counters = map(ctypes.addressof, (block, addresses, sync))
-        job = _Job(params, given, workspace, counters, threading.get_ident(), 0, 0)
-        turns.learn(lead(ctypes.addressof(job), parallel, work, threads))
+        away = lead(job, parallel, work, threads)
+        if away > turns.away or turns.next > _SHORTEST:  # seldom
+            turns.learn(away)
         return True
 
 
