@@ -218,6 +218,21 @@ def cpu() -> Iterator[str]:
     )
     yield ""
     yield from summary(run)
+    before = load("cpu-before.json")
+    yield ""
+    yield (
+        f"The run before that, of the same version, {before['settings']['started']} "
+        "(`benchmarks/results/cpu-before.json`): most of the difference is torch's, whose large "
+        "results are sometimes in fresh pages and sometimes not."
+    )
+    yield ""
+    yield from summary(before)
+    yield ""
+    yield (
+        "Short in every run are data that are read twice, because they exceed the cache and no "
+        "result is known before all is read: batch norm 32x64x56x56 in float32 and 20x6x65536, "
+        "group norm 1x128x256x256, all channels-last (a model of two passes in C gave 73 to 88 %)."
+    )
     again = load("cpu-passive.json")
     yield ""
     yield (
