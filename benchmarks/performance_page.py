@@ -229,8 +229,8 @@ def cpu() -> Iterator[str]:
     yield from summary(before)
     yield ""
     yield (
-        "Short in nearly every run are data that are read twice, because they exceed the cache and no "
-        "result is known before all is read: batch norm 32x64x56x56 in float32 and 20x6x65536, "
+        "Short in nearly every run are data that are read twice, because they exceed the cache and "
+        "no result is known before all is read: batch norm 32x64x56x56 in float32 and 20x6x65536, "
         "group norm 1x128x256x256, all channels-last (a model of two passes in C gave 73 to 88 %)."
     )
     again = load("cpu-passive.json")

@@ -318,7 +318,8 @@ def column_slabs(
     PARTS: tl.constexpr,  # and parts
     TIMES: tl.constexpr,  # so often
     EARLY: tl.constexpr,  # the words are cleared meanwhile
-    PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, 3: totals or all of SOLO, 2: gradient
+    # 0; in the interpreter 1: sums, 3: totals or all of SOLO, 2: gradient, 4: the end
+    PHASE: tl.constexpr,
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
     LANES: tl.constexpr = min(32, COLS // VECTOR)
