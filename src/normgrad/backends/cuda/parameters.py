@@ -1,4 +1,4 @@
-"""Group norm's parameter gradients: the last step of each of its plans, or their kernel's end."""
+"""Parameter gradients of layer and group norm: the end of their kernels, or a step of its own."""
 
 from typing import Any
 
@@ -52,3 +52,13 @@ def joint_parameters(layout: Layout, splits: int, warps: int, *, meets: bool) ->
     parts = min(power_of_two(count), 4 * warps * THREADS)
     size = max(1, warps * THREADS // parts)
     return {"MEETS": meets, "CHANNELS": size, "PARTS": parts, "TIMES": ceil_div(count, parts)}
+
+
+def joint_sums(partials: int, cols: int, blocks: int, warps: int, *, meets: bool) -> dict[str, Any]:
+    """Constants of the end of a layer norm kernel: tiles of the partial sums that blocks join.
+
+    A slice of columns for each block, segments of 32 bytes at the least; 8 elements a thread.
+    """
+    width = min(max(8, power_of_two(ceil_div(cols, blocks))), 128)
+    down = min(power_of_two(partials), max(1, 8 * warps * THREADS // width))
+    return {"MEETS": meets, "DOWN": down, "TIMES": ceil_div(partials, down), "WIDTH": width}

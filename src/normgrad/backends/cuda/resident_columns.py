@@ -82,6 +82,11 @@ class Cut:
         return self.parts * self.pieces
 
     @property
+    def roomy(self) -> bool:
+        """Whether it is for small teams of batch norm."""
+        return self.block.most == _ROOMY
+
+    @property
     def streams(self) -> bool:
         """Whether some of the tiles are read twice."""
         return self.tiles > self.block.capacity
@@ -142,7 +147,7 @@ class Cut:
         if self.team > 1:
             wait += _TWO_STEPS if self.own else _EXCHANGE / self.per + _WORD * self.words
             wait += _PARTNERS * math.log2(self.team)
-            wait -= _LESS if self.block.most == _ROOMY else 0
+            wait -= _LESS if self.roomy else 0
         arrive = min(spare, self.held) * self.per * tile / _SPEED if self.rounds > 1 else 0
         return _START + self.rounds * (memory + max(_LEAST * wait, wait - arrive))
 
@@ -217,7 +222,7 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
         # Tiles that stay would be read before they come.
         late = made.streams and made.fixed + made.held < made.depth
         small = made.parts <= _FRIENDS and made.tiles >= block.chunks
-        if not late and not (made.streams and block.most) and (small or block.most != _ROOMY):
+        if not late and not (made.streams and block.most) and (small or not made.roomy):
             yield made
 
 

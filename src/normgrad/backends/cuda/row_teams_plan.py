@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
+from normgrad.backends.cuda.parameters import joint_sums
 from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.tiles import THREADS, alignment, ceil_div, power_of_two
+from normgrad.backends.cuda.tiles import THREADS, alignment, ceil_div
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
@@ -131,16 +132,6 @@ def team_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
         aligned=True,
     )
     return teams
-
-
-def joint_sums(partials: int, cols: int, blocks: int, warps: int, *, meets: bool) -> dict[str, Any]:
-    """Constants of the end of a layer norm kernel: tiles of the partial sums that blocks join.
-
-    A slice of columns for each block, segments of 32 bytes at the least; 8 elements a thread.
-    """
-    width = min(max(8, power_of_two(ceil_div(cols, blocks))), 128)
-    down = min(power_of_two(partials), max(1, 8 * warps * THREADS // width))
-    return {"MEETS": meets, "DOWN": down, "TIMES": ceil_div(partials, down), "WIDTH": width}
 
 
 def _statistic(builder: Builder, role: str) -> Ref | None:

@@ -3,8 +3,9 @@
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
+from normgrad.backends.cuda.parameters import joint_sums
 from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
-from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, joint_sums, team_rows
+from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, team_rows
 from normgrad.backends.cuda.tiles import (
     THREADS,
     alignment,
@@ -158,8 +159,8 @@ def _whole_rows(
 def _stages(device: Device, elements: int, itemsize: int) -> int:
     """How far ahead rows are fetched: by two if x and dy fit shared memory twice.
 
-    By three or four everything takes 2 to 4 us more: that many rows are written at the end, when
-    nothing is left to read.
+    By three or four nearly everything takes 1 to 5 us more: that many rows are written at the end,
+    when nothing is left to read.
     """
     room = device.shared_bytes - 1024
     return next((stages for stages in (3, 2) if _shared(stages, elements, itemsize) <= room), 1)
