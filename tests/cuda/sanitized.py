@@ -23,6 +23,7 @@ REQUESTS = (
     ("batch_norm", (64, 64, 56, 56), "contiguous", "float16"),
     ("batch_norm", (16, 64, 112, 112), "contiguous", "bfloat16"),  # tiles held, several rounds
     ("batch_norm", (8, 4, 512, 512), "contiguous", "float32"),  # on the whole device
+    ("batch_norm", (16, 3, 512, 512), "contiguous", "bfloat16"),  # two teams that find seats
     ("batch_norm", (64, 512, 7, 7), "contiguous", "float32"),
     ("batch_norm", (8, 32, 9, 9), "contiguous", "float64"),
     ("batch_norm", (32, 256, 14, 14), "channels-last", "bfloat16"),
@@ -33,6 +34,7 @@ REQUESTS = (
     ("group_norm", (2, 8, 5, 7), "contiguous", "float64"),
     ("group_norm", (2, 8, 5, 7), "channels-last", "float64"),
     ("layer_norm", (300, 768), "contiguous", "bfloat16"),
+    ("layer_norm", (110000, 16), "contiguous", "float32"),  # the next rows ahead
     ("layer_norm", (64, 16384), "contiguous", "float32"),
     ("layer_norm", (20, 1000), "contiguous", "float64"),
     ("batch_norm_reduce", (8, 64, 28, 28), "contiguous", "bfloat16"),

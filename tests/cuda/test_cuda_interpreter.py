@@ -139,6 +139,28 @@ def test_rows_in_teams_clear_the_words_of_the_call_before():
     assert interpreted("-c", STAYING).strip() == "done"
 
 
+AHEAD = """
+from normgrad import verify
+from normgrad.backends.cuda import rows_plan
+from normgrad.plan import make_plan
+from normgrad.spec import Op
+
+rows_plan._ROUNDS = 0
+for shape in ((803, 64), (301, 1024), (7, 8192), (5, 1)):
+    case = verify.Case(id="ahead", op=Op.LAYER_NORM, shape=shape)
+    problem = verify.make_problem(case, "float32", 0)
+    for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
+        assert measured.ok, (shape, measured)
+    kernel = next(s for s in make_plan(problem.spec, "cuda").config.steps if "layer" in s.kernel)
+    assert dict(kernel.constants)["AHEAD"], shape
+print("done")
+"""
+
+
+def test_rows_that_come_to_registers_ahead():
+    assert interpreted("-c", AHEAD).strip() == "done"
+
+
 MANY_SAMPLES = """
 from normgrad import verify
 from normgrad.backends.cuda import parameters

@@ -144,14 +144,16 @@ class Builder:
         words: int,
         meets: bool,
         starts_early: bool,
+        seats: int = 0,
         **options: Any,
     ) -> None:
         """A launch whose blocks wait for each other's words or, if it ``meets``, for everybody.
 
-        The words, the last of which counts arrivals, are cleared directly before it, where the
-        launch may overtake nothing else, unless those of `mail` stand in for them.
+        The words, after them one that counts arrivals and those that count ``seats``, are cleared
+        directly before it, where the launch may overtake nothing else, unless those of `mail`
+        stand in for them.
         """
-        total = words + meets
+        total = words + meets + seats
         target = self.scratch(total, "uint64") if total else None
         early = total > 0 and starts_early
         if target is not None:

@@ -26,6 +26,7 @@ from normgrad.backends.cuda.kernels.common import (
     quotient,
     store_as,
     sum_pairs,
+    take_seat,
     unpack_pair,
     widen,
     widen_again,
@@ -216,6 +217,8 @@ def plane_slabs(
     SOLO: tl.constexpr,  # a team of one
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
+    PER: tl.constexpr,  # blocks of a multiprocessor, if they are to be of different teams, else 0
+    SPREAD: tl.constexpr,  # counters for multiprocessors
     MEETS: tl.constexpr,  # the blocks wait for each other and join group norm's partials
     CHANNELS: tl.constexpr,  # in tiles of so many channels
     PARTS: tl.constexpr,  # and parts
@@ -240,9 +243,13 @@ def plane_slabs(
     flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
     tiles_dy = gl.allocate_shared_memory(dy.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
-    member = gl.program_id(0) % team
+    number = gl.program_id(0)
+    if PER:
+        await_step_before(EARLY)
+        number = take_seat(words + tally + MEETS, team, teams, PER, SPREAD)
+    member = number % team
     first = member * share
-    first_slab = gl.program_id(0) // team
+    first_slab = number // team
     local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
     cols = gl.arange(0, COLS, gl.SliceLayout(0, tile))
     chan = 0

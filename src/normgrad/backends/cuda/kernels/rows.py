@@ -16,6 +16,47 @@ from normgrad.backends.cuda.kernels.joins import join_rows
 
 
 @triton.jit
+def _tile(data, row, rows, step, chunk, length, CHUNK: tl.constexpr, ALIGN: tl.constexpr, POLICY):
+    """Some columns of some rows."""
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    mask = (row < rows)[:, None] & (at < length)[None, :]
+    where = data + row.to(tl.int64)[:, None] * step * ALIGN + at[None, :]
+    return tl.load(where, mask=mask, other=0.0, eviction_policy=POLICY)
+
+
+@triton.jit
+def _statistics(mean, rstd, row, rows, COMPUTE: tl.constexpr):
+    """Mean and reciprocal deviation of rows."""
+    ok = row < rows
+    centre = load_or(mean, row, ok, 0.0, COMPUTE)[:, None]
+    return centre, load_or(rstd, row, ok, 1.0, COMPUTE)[:, None]
+
+
+@triton.jit
+def _fetch(
+    data,
+    row,
+    rows,
+    length,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """All that rows need, on its way to registers; to be evicted last as in `apply.load_once`."""
+    dy, x, mean, rstd, dy_row, x_row = data
+    tiles_x = ()
+    tiles_dy = ()
+    for chunk in tl.static_range(CHUNKS):
+        tile = _tile(x, row, rows, x_row, chunk, length, CHUNK, ALIGN, "evict_last")
+        tiles_x = tiles_x + (tile,)
+        tile = _tile(dy, row, rows, dy_row, chunk, length, CHUNK, ALIGN, "evict_last")
+        tiles_dy = tiles_dy + (tile,)
+    mu, rs = _statistics(mean, rstd, row, rows, COMPUTE)
+    return mu, rs, tiles_x, tiles_dy
+
+
+@triton.jit
 def layer_rows(
     dy,
     x,  # None where dbeta is all that is wanted
@@ -42,6 +83,7 @@ def layer_rows(
     ALIGN: tl.constexpr,
     STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
+    AHEAD: tl.constexpr,  # the next rows come to registers while these are at work
     FOLD: tl.constexpr,  # a thread holds all rows of its columns: add them up at once
     WARPS: tl.constexpr,
     MEETS: tl.constexpr,  # the programs wait for each other and join their sums
@@ -67,11 +109,18 @@ def layer_rows(
         at = chunk * CHUNK + column
         weights = weights + (load_or(gamma, at, at < length, 1.0, COMPUTE)[None, :],)
     start = program * ROWS if PHASE != 4 else rows
+    data = (dy, x, mean, rstd, dy_row, x_row)
+    if AHEAD:
+        coming = _fetch(data, start + local, rows, length, CHUNK, CHUNKS, ALIGN, COMPUTE)
     for first in tl.range(start, rows, programs * ROWS, num_stages=STAGES):
         row = first + local
+        if AHEAD:
+            mu, rs, tiles_x, tiles_dy = coming
+            later = row + programs * ROWS
+            coming = _fetch(data, later, rows, length, CHUNK, CHUNKS, ALIGN, COMPUTE)
+        else:
+            mu, rs = _statistics(mean, rstd, row, rows, COMPUTE)
         row_ok = row < rows
-        mu = load_or(mean, row, row_ok, 0.0, COMPUTE)[:, None]
-        rs = load_or(rstd, row, row_ok, 1.0, COMPUTE)[:, None]
         far = row.to(tl.int64)[:, None]
         s1 = tl.zeros([ROWS, CHUNK], COMPUTE)
         s2 = tl.zeros([ROWS, CHUNK], COMPUTE)
@@ -80,14 +129,15 @@ def layer_rows(
         next_gamma = ()
         next_beta = ()
         for chunk in tl.static_range(CHUNKS):
-            at = chunk * CHUNK + column
-            mask = row_ok[:, None] & (at < length)[None, :]
-            if x is None:
-                xhat = tl.zeros([ROWS, CHUNK], COMPUTE)
+            if AHEAD:
+                xt, dyt = tiles_x[chunk], tiles_dy[chunk]
             else:
-                xt = tl.load(x + far * x_row * ALIGN + at[None, :], mask=mask, other=0.0)
-                xhat = (widen(xt) - mu) * rs
-            wide = widen(tl.load(dy + far * dy_row * ALIGN + at[None, :], mask=mask, other=0.0))
+                xt = tl.zeros([ROWS, CHUNK], COMPUTE)
+                if x is not None:
+                    xt = _tile(x, row, rows, x_row, chunk, length, CHUNK, ALIGN, "")
+                dyt = _tile(dy, row, rows, dy_row, chunk, length, CHUNK, ALIGN, "")
+            xhat = (widen(xt) - mu) * rs
+            wide = widen(dyt)
             product = wide * xhat
             g = wide * weights[chunk]
             s1 += g

@@ -83,7 +83,6 @@ def column_sums(
     units,
     splits,
     blocks,  # of columns
-    share,  # rows of a program
     rows,
     channels,  # over ALIGN
     group_size,
@@ -110,10 +109,9 @@ def column_sums(
     mu = load_or(mean, statistic, col_ok, 0.0, COMPUTE)[None, :]
     s1 = tl.zeros([ROWS, COLS], COMPUTE)
     s2 = tl.zeros([ROWS, COLS], COMPUTE)
-    stop = tl.minimum((part + 1) * share, rows)
-    for first in tl.range(part * share, stop, ROWS, num_stages=STAGES):
+    for first in tl.range(part * ROWS, rows, splits * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
-        mask = (row < stop)[:, None] & col_ok[None, :]
+        mask = (row < rows)[:, None] & col_ok[None, :]
         far = row.to(tl.int64)[:, None]
         dy_at = (far * dy_row + outer * dy_outer) * ALIGN + column[None, :]
         x_at = (far * x_row + outer * x_outer) * ALIGN + column[None, :]
