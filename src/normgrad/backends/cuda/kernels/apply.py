@@ -130,7 +130,7 @@ def column_apply(
     counter,
     counts,
     rows,
-    tiles,  # of ROWS rows
+    tiles,  # of ROWS rows; None where programs are tiles: two divisions less, 1.2 of 76 us
     blocks,  # of columns
     channels,  # over ALIGN
     group_size,
@@ -153,12 +153,16 @@ def column_apply(
     COMPUTE: tl.constexpr,
 ):
     """Channels last; strides come divided by ALIGN."""
-    tile = (tl.program_id(0) % tiles).to(tl.int64)
+    program = tl.program_id(0)
+    if tiles is None:
+        tiles = tl.num_programs(0)
+        tile, block, outer = program, 0, program.to(tl.int64) * 0
+    else:
+        tile, block = program % tiles, program // tiles
+        block, outer = block % blocks, (block // blocks).to(tl.int64)
     if REVERSE:
         tile = tiles - 1 - tile
-    block = tl.program_id(0) // tiles
-    outer = (block // blocks).to(tl.int64)
-    channel = (block % blocks) * COLS + tl.arange(0, COLS)
+    channel = block * COLS + tl.arange(0, COLS)
     ok = channel < channels * ALIGN
     statistic = channel
     if GROUP:
@@ -169,7 +173,7 @@ def column_apply(
     t1 = load_or(first_sum, statistic, ok, 0.0, COMPUTE)[None, :]
     t2 = load_or(second_sum, statistic, ok, 0.0, COMPUTE)[None, :]
     total = total_count(counter, counts, count, COUNTS, COMPUTE)
-    row = (tile * ROWS + tl.arange(0, ROWS))[:, None]
+    row = (tile.to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     mask = (row < rows) & ok[None, :]
     at = (row * dy_row + outer * dy_outer) * ALIGN + channel[None, :]
     wide_dy = widen(load_once(dy + at, mask), COMPUTE)
