@@ -1,5 +1,6 @@
 """Layer norm's plans."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
@@ -15,6 +16,7 @@ from normgrad.backends.cuda.tiles import (
 )
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
+from normgrad.spec import Spec
 
 _ROUNDS = 8  # of rows in registers, for the next to come straight there
 _LONGEST = 12288  # columns that a block of 16 warps keeps in registers with their sums
@@ -73,40 +75,68 @@ def chunks_of(cols: int, least: int) -> tuple[int, int]:
     return best
 
 
-def _whole_rows(
-    builder: Builder,
-    geometry: Geometry,
-    device: Device,
-    data: Data,
-) -> int:
-    rows, cols = geometry.outer, geometry.channels
-    wants = builder.spec.dgamma is not None or builder.spec.dbeta is not None
-    present = [one for one in data.values() if one is not None]
-    itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """How programs take whole rows: sets of ``rows``, each row in ``chunks`` tiles of ``chunk``."""
+
+    rows: int
+    chunk: int
+    chunks: int
+    warps: int
+    programs: int
+    registers: int
+    stages: int  # of what is fetched ahead into shared memory
+    ahead: bool  # or into registers
+    fits: bool  # all programs run at once
+
+
+def _tiles(spec: Spec, rows: int, cols: int, itemsize: int, device: Device) -> _Tiles:
+    """Measured on an H200.
+
+    4 warps up to 1024 columns (and for uneven rows), 8 up to 8192, with 32 elements a thread; more
+    programs a multiprocessor only where there is much to do. Each has partial sums: 8192x5120 in
+    float32 reads 93 % with one, 89 with two (bfloat16: 73, 81).
+    """
     vector = 16 // itemsize
-    align = alignment(itemsize, cols, *(step for _, step in present))
     chunk, chunks = chunks_of(cols, 32 * vector)
     uneven = chunks > 1 and chunk < 4096
     if chunk == 8192 and itemsize == 2:
         chunk, chunks = 4096, 2  # 88.7 % instead of 87.9 for 8192x8192
     width = chunk * chunks
-    # Measured on an H200: 4 warps up to 1024 columns (and for uneven rows), 8 up to 8192, with 32
-    # elements a thread; more programs a multiprocessor only where there is much to do. Each has
-    # partial sums: 8192x5120 in float32 reads 93 % with one, 89 with two (bfloat16: 73, 81).
     warps = 16 if width > 8192 else 4 if width <= 1024 or uneven else 8
     per = 2 if chunks > 1 or rows * cols < 1 << 25 else 3
     if warps >= 8 or (uneven and itemsize == 4):
         per = 1
-    held = 4 * vector * warps * 32
+    held = 4 * vector * warps * THREADS
     tile_rows = max(1, power_of_two(held // width + 1) // 2)
     tile_rows = min(tile_rows, 32, power_of_two(rows))
-    # The next rows in registers instead of shared memory.
     most = 3 if warps == 4 else 1
-    rounds = rows // (tile_rows * most * device.multiprocessors)
-    ahead = chunk == cols and _ahead(builder, cols, rounds)
-    per = most if ahead else per
+    ahead = chunk == cols and _ahead(
+        spec, cols, rows // (tile_rows * most * device.multiprocessors)
+    )
+    if ahead:
+        per = most
+    # 3 programs of 4 warps need registers for all: the compiler would take 180.
+    registers = 168 if per == 3 else min(255, device.registers // (per * warps * THREADS))
+    stages = 1 if ahead else _stages(device, tile_rows * width, itemsize)
+    shared = _shared(stages, tile_rows * width, itemsize)
+    fit = blocks_per_multiprocessor(device, warps, registers, shared)
     programs = min(ceil_div(rows, tile_rows), per * device.multiprocessors)
+    fits = programs <= fit * device.multiprocessors
+    return _Tiles(tile_rows, chunk, chunks, warps, programs, registers, stages, ahead, fits)
+
+
+def _whole_rows(builder: Builder, geometry: Geometry, device: Device, data: Data) -> int:
+    rows, cols = geometry.outer, geometry.channels
+    wants = builder.spec.dgamma is not None or builder.spec.dbeta is not None
+    present = [one for one in data.values() if one is not None]
+    itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
+    align = alignment(itemsize, cols, *(step for _, step in present))
+    tiles = _tiles(builder.spec, rows, cols, itemsize, device)
+    programs = tiles.programs
     partials = builder.scratch(2 * programs * cols, "float32") if wants else None
+    # 16 warps leave few registers: 1024x12288 takes 5 us less with a launch of its own.
+    meets = wants and tiles.warps < 16 and tiles.fits
     dy, x, dx = data["dy"], data["x"], data["dx"]
     assert dy is not None
     assert x is not None
@@ -125,26 +155,19 @@ def _whole_rows(
         "x_row": x[1] // align,
         "dx_row": dx[1] // align if dx else 0,
     }
-    stages = 1 if ahead else _stages(device, tile_rows * width, itemsize)
-    # 3 programs of 4 warps need registers for all: the compiler would take 180.
-    registers = 168 if per == 3 else min(255, device.registers // (per * warps * THREADS))
-    shared = _shared(stages, tile_rows * width, itemsize)
-    fit = blocks_per_multiprocessor(device, warps, registers, shared)
-    # 16 warps leave few registers: 1024x12288 takes 5 us less with a launch of its own.
-    meets = wants and warps < 16 and programs <= fit * device.multiprocessors
     for role in ("dgamma", "dbeta"):
         arguments[role] = builder.result(role) if meets else None
     constants: dict[str, Any] = {
-        "ROWS": tile_rows,
-        "CHUNK": chunk,
-        "CHUNKS": chunks,
+        "ROWS": tiles.rows,
+        "CHUNK": tiles.chunk,
+        "CHUNKS": tiles.chunks,
         "ALIGN": align,
-        "STAGES": stages,
+        "STAGES": tiles.stages,
         "COMPUTE": builder.compute,
-        "AHEAD": ahead,
-        "FOLD": tile_rows > 1 and chunk >= warps * 32 * vector,
-        "WARPS": warps,
-        **joint_sums(programs, cols, programs, warps, meets=meets),
+        "AHEAD": tiles.ahead,
+        "FOLD": tiles.rows > 1 and tiles.chunk >= tiles.warps * THREADS * (16 // itemsize),
+        "WARPS": tiles.warps,
+        **joint_sums(programs, cols, programs, tiles.warps, meets=meets),
         "PHASE": 0,
     }
     builder.launch_teams(
@@ -155,15 +178,15 @@ def _whole_rows(
         words=0,
         meets=meets,
         starts_early=device.starts_early,
-        warps=warps,
-        registers=registers,
+        warps=tiles.warps,
+        registers=tiles.registers,
     )
     if not meets:
         finish_rows(builder, partials, programs, cols)
     return programs
 
 
-def _ahead(builder: Builder, cols: int, rounds: int) -> bool:
+def _ahead(spec: Spec, cols: int, rounds: int) -> bool:
     """Whether the next rows come to registers by plain loads, past shared memory.
 
     Measured on an H200 in float32: 131072x128 takes 55.7 us instead of 58.8, 65536x512 102.5
@@ -171,7 +194,6 @@ def _ahead(builder: Builder, cols: int, rounds: int) -> bool:
     little is under way. So it is with 16 bits (16384x4096: 121 instead of 107), and in few rounds
     (4096x1024: 21.2 instead of 19.8).
     """
-    spec = builder.spec
     floats = spec.x.dtype == spec.dy.dtype == "float32" and spec.dx is not None
     return floats and (cols <= 1024 or cols == 8192) and rounds >= _ROUNDS
 
