@@ -167,7 +167,8 @@ def goals(listed: list[Row]) -> Iterator[str]:
     yield (
         f"Of the channels-last rows {len(beyond)} cannot reach the goal on this chip: what they "
         f"need between sums and gradient exceeds the {ON_CHIP / 1e6:.0f} MB of its registers, "
-        f"shared memory and L2 cache, and the rest is read twice. At most: {most}."
+        f"shared memory and L2 cache, and the rest is read twice. At the speed of the copy, which "
+        f"passes that only read may exceed a little, they have at most: {most}."
     )
     timed = [row for row in listed if row["peers"]]
     lost = [row for row in timed if min(filter(None, row["peers"].values())) < row["alloc_ms"]]
