@@ -175,6 +175,14 @@ def test_data_at_any_address_are_read_one_by_one(compiled):
     assert not re.search(r"STG\.E\S*\.(64|128)", narrow)
 
 
+def test_a_step_beyond_the_last_row_does_not_overflow(compiled):
+    """Rows just below 2**31: programs go on, and ask for data, up to 12672 rows further."""
+    step = launches(plan("layer_norm", "2147483640x1", "float32"))[-1]
+    assert dict(step.constants)["AHEAD"]
+    assert launch.signature_of(step, double=False)["rows"] == "i64"
+    compiled(step, 90)
+
+
 def test_every_kernel_is_compiled_here():
     """A kernel that is added comes into the lists above."""
     from normgrad.backends.cuda import kernels

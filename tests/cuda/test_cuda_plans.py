@@ -116,10 +116,9 @@ def test_slabs_are_covered(known):
                 words = 0 if sizes["SOLO"] else words
                 assert given["tally"] == words, name
                 words += sizes["MEETS"]
-                if sizes["PER"]:  # seats for all, and a counter for each multiprocessor
-                    assert sizes["PER"] * device.multiprocessors >= step.grid[0], name
-                    assert sizes["SPREAD"] >= device.multiprocessors, name
-                    words += given["teams"] + sizes["SPREAD"]
+                if sizes["SEATS"]:  # counters for the teams and for each multiprocessor
+                    assert sizes["SEATS"] >= device.multiprocessors, name
+                    words += given["teams"] + sizes["SEATS"]
                 assert cleared(program, step) == (given["words"], words), name
     assert (seen > 5) == device.copies_ahead
 
@@ -478,7 +477,7 @@ def test_the_requests_for_gpus_launch_every_kernel_that_waits():
     slabs = met["planes.plane_slabs"]
     assert any(one["CHUNKS"] > one["DEPTH"] for one in slabs)  # some of it in registers
     assert any(one["BLOCK_CHANNELS"] > 1 for one in slabs)
-    assert any(one["PER"] for one in slabs)
+    assert any(one["SEATS"] for one in slabs)
     columns = met["columns.column_slabs"]
     assert any(one["OWN"] for one in columns)
     assert any(one["GROUP"] for one in columns)

@@ -21,6 +21,8 @@ _POINTERS = {
     "uint64": "*u64",
     NUMBER: "i32",
 }
+# Numbers from here on take 64 bits: a loop, or who asks for data ahead, adds a step to them.
+_WIDE = (1 << 31) - (1 << 24)
 
 
 @functools.cache
@@ -127,7 +129,7 @@ def signature_of(step: Launch, double: bool) -> dict[str, str]:
         elif isinstance(value, float):
             types[name] = "fp64" if double else "fp32"
         elif isinstance(value, int):
-            types[name] = "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
+            types[name] = "i32" if -(1 << 31) <= value < _WIDE else "i64"
     return types
 
 

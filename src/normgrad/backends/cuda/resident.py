@@ -30,8 +30,8 @@ _COPIES, _CROWD = 8, 96
 _ALONE = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128)  # a slab in one block
 _FEW = Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2, most=6)
 _ALONE_BYTES = 104 << 10  # of a slab in one block of two on a multiprocessor
-_FULL = 0.9
-_SPREAD = 256  # counters for multiprocessors
+_FULL = 0.9  # of a line, at least
+_SEATS = 256  # counters for multiprocessors
 _SHORT = 512  # elements of a channel in an image: less is small
 _WHOLE = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=9)
 
@@ -163,7 +163,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     team = tiles.team
     solo = team.team == 1
     copies = _COPIES if together == 1 and team.team >= _CROWD else 1
-    per = _seated(tiles, device)
+    seats = _SEATS if _seated(tiles, device) else 0
     count = slabs * copies * team.team * together
     rows = planes * tiles.pieces
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
@@ -208,8 +208,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "SOLO": solo,
         "ALIGN": align,
         "WIDE": reach >= 1 << 31,
-        "PER": per,
-        "SPREAD": _SPREAD,
+        "SEATS": seats,
         **joint_parameters(layout, tiles.pieces, tiles.block.warps, meets=wants),
         "PHASE": 0,
     }
@@ -220,7 +219,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         constants,
         words=0 if solo else count,
         meets=wants,
-        seats=team.teams + _SPREAD if per else 0,
+        seats=team.teams + seats if seats else 0,
         starts_early=device.starts_early,
         warps=tiles.block.warps,
         registers=tiles.block.registers,
@@ -229,8 +228,8 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     return True
 
 
-def _seated(tiles: _Tiles, device: Device) -> int:
-    """Blocks of a multiprocessor, where these had better be of different teams; else 0.
+def _seated(tiles: _Tiles, device: Device) -> bool:
+    """Whether the two blocks of a multiprocessor had better be of different teams.
 
     A cooperative launch on an H200 puts both blocks of up to 20 multiprocessors into one team.
     Two teams over the whole device suffer if little of the next slab arrives during the wait:
@@ -240,7 +239,7 @@ def _seated(tiles: _Tiles, device: Device) -> int:
     team = tiles.team
     per = ceil_div(team.team * team.teams, device.multiprocessors)
     ahead = tiles.depth + tiles.held - tiles.chunks
-    return per if team.teams == 2 == per and 3 * ahead < tiles.chunks else 0
+    return team.teams == per == 2 and 3 * ahead < tiles.chunks
 
 
 def _cut(

@@ -135,12 +135,13 @@ def arrive(tally):
 
 
 @triton.jit
-def take_seat(seats, team, teams, PER: tl.constexpr, SPREAD: tl.constexpr):
+def take_seat(seats, team, teams, SEATS: tl.constexpr):
     """This block's number among the members of all teams: one team after another.
 
     Blocks of one multiprocessor go to different teams, so that one works while another waits.
-    ``seats`` counts the members of each team, then blocks of SPREAD multiprocessors. Whoever finds
-    a team full goes on to the next: there are as many seats as blocks, so nobody stays without.
+    ``seats`` counts the members of each team, then the blocks of each of SEATS multiprocessors.
+    Whoever finds a team full goes on to the next: there are as many seats as blocks, so nobody
+    stays without.
     What is computed depends on the number alone, not on who has it.
     """
     if INTERPRETED:
@@ -149,11 +150,11 @@ def take_seat(seats, team, teams, PER: tl.constexpr, SPREAD: tl.constexpr):
         place = tl.inline_asm_elementwise(
             "mov.u32 $0, %smid;", "=r,r", [teams], dtype=tl.int32, is_pure=False, pack=1
         )
-        turn = (tl.atomic_add(seats + teams + place % SPREAD, 1, sem="relaxed") + 1).to(tl.int32)
+        turn = (tl.atomic_add(seats + teams + place % SEATS, 1, sem="relaxed") + 1).to(tl.int32)
         number = teams * 0 - 1
         for attempt in range(teams):
             if number < 0:
-                which = (place * PER + turn + attempt) % teams
+                which = (turn + attempt) % teams
                 before = (tl.atomic_add(seats + which, 1, sem="relaxed") + 1).to(tl.int32)
                 if before < team:
                     number = which * team + before

@@ -217,8 +217,7 @@ def plane_slabs(
     SOLO: tl.constexpr,  # a team of one
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
-    PER: tl.constexpr,  # blocks of a multiprocessor, if they are to be of different teams, else 0
-    SPREAD: tl.constexpr,  # counters for multiprocessors
+    SEATS: tl.constexpr,  # counters for multiprocessors, if their blocks go to different teams
     MEETS: tl.constexpr,  # the blocks wait for each other and join group norm's partials
     CHANNELS: tl.constexpr,  # in tiles of so many channels
     PARTS: tl.constexpr,  # and parts
@@ -244,9 +243,9 @@ def plane_slabs(
     tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
     tiles_dy = gl.allocate_shared_memory(dy.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
     number = gl.program_id(0)
-    if PER:
+    if SEATS:
         await_step_before(EARLY)
-        number = take_seat(words + tally + MEETS, team, teams, PER, SPREAD)
+        number = take_seat(words + tally + MEETS, team, teams, SEATS)
     member = number % team
     first = member * share
     first_slab = number // team

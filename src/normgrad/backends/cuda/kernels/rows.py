@@ -16,7 +16,17 @@ from normgrad.backends.cuda.kernels.joins import join_rows
 
 
 @triton.jit
-def _tile(data, row, rows, step, chunk, length, CHUNK: tl.constexpr, ALIGN: tl.constexpr, POLICY):
+def _tile(
+    data,
+    row,
+    rows,
+    step,
+    chunk,
+    length,
+    CHUNK: tl.constexpr,
+    ALIGN: tl.constexpr,
+    POLICY: tl.constexpr,
+):
     """Some columns of some rows."""
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     mask = (row < rows)[:, None] & (at < length)[None, :]
