@@ -68,6 +68,7 @@ def compute(
             results: tuple[Array | None, ...] | None = known.call(arrays, out)
             if results is not None:
                 return results
+            seen = None  # no need to know it twice
             break
     training = settings[0] if op is Op.BATCH_NORM else True
     names = public_names(op, training)
@@ -111,8 +112,7 @@ def compute(
     ):
         from normgrad.torch_calls import Known
 
-        into = given is not None
-        entry = Known(call.plan, call.results, _SLOTS[op], arrays, present, into=into)
+        entry = Known(call.plan, call.results, _SLOTS[op], arrays, present, out)
         _known[seen] = (entry, *_known.get(seen, ())[: _ALIKE - 1])
     if given is None or out is None:
         return _into_new(call, kind, addresses, like, device)
@@ -141,17 +141,19 @@ def _outline(
         return None, ()
     if unread:
         arrays += tuple([array for _, array in unread])
+    count = None
     if out is not None:
-        if not isinstance(out, (tuple, list)):
+        if out.__class__ is not list and not isinstance(out, tuple):
             return None, ()
         arrays += tuple(out)
+        count = len(out)  # or they might be taken for arrays that are not read
     kinds = tuple(map(type, arrays))
     present = [one for one in arrays if one is not None] if _Absent in kinds else arrays
     # Of mask too the types, if it is not a default: a 1 equals True and is an error.
     bits = mask if mask is read.ALL or mask is read.ALL_SUMS else (*mask, *map(type, mask))
     shape = getattr(arrays[0], "shape", None)
     # By its address: to hash an enumeration's member is a call in Python.
-    return (id(op), settings, param_grad_dtype, backend, bits, kinds, shape), present
+    return (id(op), settings, param_grad_dtype, backend, bits, kinds, count, shape), present
 
 
 @functools.cache

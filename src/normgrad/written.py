@@ -5,7 +5,7 @@ is short, tables cost more than its work.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from normgrad.hostmem import ask_huge_pages
 from normgrad.spec import ROLES
@@ -13,25 +13,47 @@ from normgrad.spec import ROLES
 # A tensor to be made by an operand, arrays[source].new_empty_strided(shape, strides, dtype): its
 # slot, source, shape (None: it is just like the operand), strides, and its dtype if not the same.
 # Where it is made in another way, the function that does; or None and how many bytes are to be on
-# huge pages.
+# huge pages. Of one that the caller gives the slot alone.
 Result = tuple[Any, ...]
 
 
+class Given(NamedTuple):
+    """What calls into given results need besides."""
+
+    # Whether a call may write at these addresses, of all that is there in the order of slots.
+    apart: Callable[[tuple[int, ...]], bool]
+    tell: Callable[[tuple[Any, ...]], object]  # autograd what was written
+
+
 class Source:
-    """A function of (operands, None) that makes results and returns them, line by line.
+    """A function of (operands, out) that makes results and returns them, line by line.
 
     Operands are ``a0``, ``a1`` and so on, results ``r7``; their addresses ``p0``, ``p1``, ``p7``.
+    With results that are given, in ``out``, it returns None where they are not apart.
     """
 
     def __init__(
-        self, operands: Sequence[bool], results: Sequence[Result | None], **names: Any
+        self,
+        operands: Sequence[bool],
+        results: Sequence[Result | None],
+        given: Given | None = None,
     ) -> None:
-        self.names = names = {"ask_huge_pages": ask_huge_pages, **names}
-        self.slots = {slot for slot, given in enumerate(operands) if given}
+        self.names: dict[str, Any] = {"ask_huge_pages": ask_huge_pages}
+        self.slots = {slot for slot, here in enumerate(operands) if here}
         self.lines = [f"{', '.join(f'a{slot}' for slot in range(len(operands)))}, = arrays"]
         self.lines += [f"p{slot} = a{slot}.data_ptr()" for slot in sorted(self.slots)]
-        for slot, source, shape, strides, dtype, *own in filter(None, results):
-            self.slots.add(slot)
+        written = [one for one in results if one is not None]
+        self.slots |= {slot for slot, *_ in written}
+        answer = ", ".join("None" if one is None else f"r{one[0]}" for one in results)
+        self.ending = [f"return ({answer},)"]
+        if given is None:
+            self._make(written)
+        else:
+            self._take(results, given)
+
+    def _make(self, results: Sequence[Result]) -> None:
+        names = self.names
+        for slot, source, shape, strides, dtype, *own in results:
             if own and own[0]:
                 names[f"make{slot}"] = own[0]
                 self.lines += [f"r{slot} = make{slot}()", f"p{slot} = r{slot}.data_ptr()"]
@@ -45,8 +67,26 @@ class Source:
             self.lines.append(f"p{slot} = r{slot}.data_ptr()")
             if own:
                 self.lines.append(f"ask_huge_pages(p{slot}, {own[1]})")
-        answer = ", ".join("None" if one is None else f"r{one[0]}" for one in results)
-        self.answer = f"return ({answer},)"
+
+    def _take(self, results: Sequence[Result | None], given: Given) -> None:
+        """Results from ``out``. What was apart at the addresses of the last call still is.
+
+        Whichever thread set ``last``, and between which lines: all of it was found apart.
+        """
+        self.names |= {**given._asdict(), "last": None}
+        slots = [one[0] for one in results if one is not None]
+        taken = ", ".join("_" if one is None else f"r{one[0]}" for one in results)
+        here = ", ".join(f"p{slot}" for slot in sorted(self.slots))
+        self.lines += ["global last", f"{taken}, = out"]
+        self.lines += [f"p{slot} = r{slot}.data_ptr()" for slot in slots]
+        self.lines += [
+            f"here = ({here},)",
+            "if here != last:",
+            "    if not apart(here):",
+            "        return None",
+            "    last = here",
+        ]
+        self.ending.insert(0, f"tell(({', '.join(f'r{slot}' for slot in slots)},))")
 
     def addresses(self, absent: str) -> str:
         """All roles' addresses."""
@@ -63,7 +103,7 @@ class Source:
 
     def made(self) -> Callable[..., tuple[Any, ...]]:
         """The function."""
-        text = "\n    ".join(["def call(arrays, out):", *self.lines, self.answer])
+        text = "\n    ".join(["def call(arrays, out):", *self.lines, *self.ending])
         exec(compile(text, "<normgrad: a call written out>", "exec"), self.names)
         call: Callable[..., tuple[Any, ...]] = self.names["call"]
         return call

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from normgrad.backends.base import Compiled
 from normgrad.geometry import Geometry
 from normgrad.spec import Spec
-from normgrad.written import Result
+from normgrad.written import Source
 
 if TYPE_CHECKING:
     from normgrad.plan import Plan
@@ -49,15 +49,11 @@ class CpuBackend:
         _engine().run(plan, addresses, workspace)
 
     def written(
-        self,
-        plan: "Plan",
-        operands: Sequence[bool],
-        results: Sequence[Result | None],
-        *general: object,
+        self, plan: "Plan", source: Callable[[], Source], *general: object
     ) -> Callable[..., tuple[Any, ...]] | None:
         """A call on plain tensors, written out; None where scratch memory is not kept."""
         made: Callable[..., tuple[Any, ...]] | None
-        made = _engine().written(plan, operands, results)
+        made = _engine().written(plan, source)
         return made
 
     def compiled(self, plan: "Plan") -> Compiled | None:

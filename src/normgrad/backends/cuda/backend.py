@@ -13,7 +13,7 @@ from normgrad.backends.cuda.written import Site, write
 from normgrad.geometry import Geometry
 from normgrad.plan import Plan
 from normgrad.spec import Spec
-from normgrad.written import Result, Source
+from normgrad.written import Source
 
 
 class CudaBackend:
@@ -72,8 +72,7 @@ class CudaBackend:
     def written(
         self,
         plan: Plan,
-        operands: Sequence[bool],
-        results: Sequence[Result | None],
+        source: Callable[[], Source],
         scratch: Callable[[int, int], int],
         general: Callable[[list[int | None], Any], None],
     ) -> Callable[..., tuple[Any, ...]] | None:
@@ -92,7 +91,7 @@ class CudaBackend:
         like = torch.empty_like
         site = Site(index, _current_device(), stream, like, scratch, mail_of, general)
         sizes = (plan.workspace_bytes, program.words if mailed else 0)
-        return write(Source(operands, results), steps, program.slots, sizes, site)
+        return write(source(), steps, program.slots, sizes, site)
 
 
 @functools.cache

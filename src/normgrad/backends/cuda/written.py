@@ -36,7 +36,7 @@ def write(
     source.lines += [
         f"if stream(gpu) or current() != gpu or ({bits}) & 15:",
         f"    general([{source.addresses('None')}], a1)",
-        f"    {source.answer}",
+        *[f"    {line}" for line in source.ending],
     ]
     if nbytes:
         source.lines.append(f"w = scratch(gpu, {nbytes})")
