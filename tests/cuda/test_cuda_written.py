@@ -1,7 +1,6 @@
 """Calls written out, without a GPU: what is launched is what the general road launches."""
 
 import itertools
-import random
 import types
 
 import pytest
@@ -10,7 +9,7 @@ from cuda_plans import KNOWN, plan
 from normgrad.backends.cuda import launch, mail, written
 from normgrad.backends.cuda.program import SLOTS
 from normgrad.spec import RESULTS, ROLES, Op
-from normgrad.written import Source
+from normgrad.written import Given, Source
 
 REQUESTS = (
     ("batch_norm", "64x256x56x56", "bfloat16"),
@@ -63,12 +62,15 @@ def launched(monkeypatch):
     return calls
 
 
-def written_call(program, op, posts, general, stream=0, current=0):
+def written_call(program, op, posts, general, stream=0, current=0, given=None):
+    """The call, which operands it has, where its results belong."""
     steps = program.prepared[0, True, launch.has_mail(program)]
     slots = [ROLES.index(role) for role in RESULTS[op]]
     shapes = itertools.cycle([(2, 3), (2, 3), None])
     types = itertools.cycle([None, "a type", None])
     results = [(slot, 1, next(shapes), (3, 1), next(types)) for slot in slots]
+    if given is not None:
+        results = [(slot,) for slot in slots]
     site = written.Site(
         0,
         lambda: current,
@@ -79,55 +81,114 @@ def written_call(program, op, posts, general, stream=0, current=0):
         general,
     )
     sizes = (program.workspace_bytes, program.words if launch.has_mail(program) else 0)
-    given = [slot in program.slots or slot < 2 for slot in range(OPERANDS)]
-    source = Source(given, results)
-    return given, slots, written.write(source, steps, program.slots, sizes, site)
+    operands = [slot in program.slots or slot < 2 for slot in range(OPERANDS)]
+    operands = [here and slot not in slots for slot, here in enumerate(operands)]
+    source = Source(operands, results, given)
+    return operands, slots, written.write(source, steps, program.slots, sizes, site)
+
+
+class Looks:
+    """Answers for given results, and what was asked and told."""
+
+    def __init__(self):
+        self.apart = True
+        self.asked, self.told = [], []
+
+    def given(self):
+        return Given(lambda here: self.asked.append(here) or self.apart, self.told.append)
 
 
 def new_mail():
     return mail.Mail(lambda count: (None, 1 << 40))
 
 
+@pytest.mark.parametrize("into", [False, True], ids=["new results", "given results"])
 @pytest.mark.parametrize("request_", REQUESTS, ids=" ".join)
-def test_the_same_launches(request_, launched, monkeypatch):
+def test_the_same_launches(request_, into, launched, monkeypatch):
     program, op = plan(*request_), Op(request_[0])
-    posts = [new_mail(), new_mail()]
+    posts, looks = [new_mail(), new_mail()], Looks()
     monkeypatch.setattr(mail, "mail_of", lambda index: posts[0])
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
-    given, slots, call = written_call(program, op, lambda gpu: posts[1], None)
+    here, slots, call = written_call(
+        program, op, lambda gpu: posts[1], None, given=looks.given() if into else None
+    )
     posts[0] = new_mail()
-    for _ in range(3):
+    for turn in range(3):
         launched.clear()
-        arrays = tuple(Tensor() if here else None for here in given)
-        made = call(arrays, None)
+        arrays = tuple(Tensor() if one else None for one in here)
+        out = [Tensor() for _ in slots] if into else None
+        made = call(arrays, out)
         one, launched[:] = list(launched), []
+        assert one
         bases = [None] * SLOTS[""] + [1 << 30]
         for slot, array in [*enumerate(arrays), *zip(slots, made, strict=True)]:
-            bases[slot] = array and array.data_ptr()
+            if array is not None:
+                bases[slot] = array.data_ptr()
         launch.run_program(program, 0, bases, 0)
         assert launched == one
+        if into:
+            assert list(made) == out
+            assert looks.told[turn:] == [made]
+            assert looks.asked[turn:] == [tuple(base for base in bases[:-1] if base is not None)]
 
 
-def test_all_else_goes_the_general_road(launched, monkeypatch):
+@pytest.mark.parametrize("into", [False, True], ids=["new results", "given results"])
+@pytest.mark.parametrize(
+    ("place", "shift"), [({"stream": 5}, 0), ({"current": 1}, 0), ({}, 4)], ids=str
+)
+def test_all_else_goes_the_general_road(into, place, shift, launched, monkeypatch):
     program = plan(*REQUESTS[0])
     monkeypatch.setattr(mail, "mail_of", lambda index: new_mail())
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
     launched.clear()
-    taken = []
-    for place, shift in (({"stream": 5}, 0), ({"current": 1}, 0), ({}, 4)):
-        made = written_call(
-            program, Op.BATCH_NORM, None, lambda *given: taken.append(given), **place
-        )
-        given, slots, call = made
-        odd = random.Random(shift).choice([slot for slot, here in enumerate(given) if here])
-        arrays = [Tensor() if here else None for here in given]
-        arrays[odd].address += shift
-        results = call(tuple(arrays), None)
-        addresses, like = taken.pop()
+    taken, looks = [], Looks()
+    here, slots, call = written_call(
+        program,
+        Op.BATCH_NORM,
+        None,
+        lambda *given: taken.append((given, len(looks.told))),
+        **place,
+        given=looks.given() if into else None,
+    )
+    arrays = [Tensor() if one else None for one in here]
+    out = [Tensor() for _ in slots] if into else None
+    for turn, odd in enumerate(one for one in (*arrays, *(out or ())) if one is not None):
+        odd.address += shift
+        results = call(tuple(arrays), out)
+        ((addresses, like), told), taken[:] = taken[-1], []
         assert like is arrays[1]
         for slot, array in [*enumerate(arrays), *zip(slots, results, strict=True)]:
             assert addresses[slot] == (array and array.data_ptr())
+        odd.address -= shift
+        if into:
+            assert list(results) == out
+            assert told == turn  # after the launch
+            assert looks.told[turn:] == [results]
     assert launched == []
+
+
+def test_given_results_are_looked_at_where_addresses_are_new(launched, monkeypatch):
+    program, looks, post = plan(*REQUESTS[0]), Looks(), new_mail()
+    monkeypatch.setattr(mail, "mail_of", lambda index: post)
+    launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
+    here, slots, call = written_call(
+        program, Op.BATCH_NORM, lambda gpu: post, None, given=looks.given()
+    )
+    arrays = tuple(Tensor() if one else None for one in here)
+    out, other = ([Tensor() for _ in slots] for _ in range(2))
+
+    def asked(results):
+        """How often, by a call that is made or not."""
+        for one in (looks.asked, looks.told, launched):
+            one.clear()
+        made = call(arrays, results)
+        assert (made is not None) is bool(launched) is (looks.apart or not looks.asked)
+        assert looks.told == ([made] if made else [])
+        return len(looks.asked)
+
+    assert [asked(one) for one in (out, out, other, other, out)] == [1, 0, 1, 0, 1]
+    looks.apart = False  # what is not apart is asked again, and the last that was stays
+    assert [asked(one) for one in (other, other, out, other)] == [1, 1, 0, 1]
 
 
 def test_a_launch_that_fails_is_forgotten(launched, monkeypatch):
