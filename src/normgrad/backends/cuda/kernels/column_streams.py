@@ -11,9 +11,11 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.columns import (
     add_tile,
+    centre_of,
     copy_tile,
+    either,
     exchange,
-    place,
+    strip_of,
     take_tile,
     write_tile,
 )
@@ -22,7 +24,6 @@ from normgrad.backends.cuda.kernels.common import (
     await_step_before,
     clear_stale,
     fresh,
-    load_or,
     sum_pairs,
     widen,
     widen_again,
@@ -120,25 +121,21 @@ def column_streams(
     ring = (stream, loads)
     zero = slabs * 0
     unknown = share >> 30  # 0
-    for ahead in tl.range(0, DEPTH):
-        slab = first_slab + (zero + ahead) // loads * teams
-        number = _turned((zero + ahead) % loads, ring, HELD, FIXED)
-        copy_tile(data, ahead, slab, number, part, local, cols, ROWS, ALIGN)
+    strip = strip_of(first_slab, part, ALIGN)
+    for ahead in tl.range(0, DEPTH):  # fewer than the loads of a slab
+        number = _turned(zero + ahead, ring, HELD, FIXED)
+        copy_tile(data, ahead, strip, number, row_step, local, cols, ROWS, ALIGN)
     for ahead in tl.range(0, FIXED):
         number = zero + HELD + ahead
-        copy_tile(data, DEPTH + ahead, first_slab, number, part, local, cols, ROWS, ALIGN)
+        copy_tile(data, DEPTH + ahead, strip, number, row_step, local, cols, ROWS, ALIGN)
     await_step_before(EARLY)  # it cleared the words
     thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
     turn = zero
     for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
-        now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
-        columns = place(slab, part, ALIGN)[1]
-        image = slab // split
-        left = (slab % split) * width * ALIGN + start
-        statistic = left + cols
-        if GROUP:
-            statistic = image * (channels * ALIGN // GROUP_SIZE) + statistic // GROUP_SIZE
-        centre = load_or(mean, statistic, cols < columns, 0.0, tl.float32)[None, :]
+        strip = strip_of(slab, part, ALIGN)
+        _, columns, _, image, left = strip
+        centre = centre_of(mean, strip, channels * ALIGN, cols, GROUP, GROUP_SIZE)
+        step = fresh(row_step)
         mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
         s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
         s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
@@ -149,7 +146,7 @@ def column_streams(
             values = take_tile(data, slot, tile)
             held = held + (values,)
             number = _turned(zero + visit + DEPTH, ring, HELD, FIXED)
-            copy_tile(data, slot, slab, number, now, local, cols, ROWS, ALIGN)
+            copy_tile(data, slot, strip, number, step, local, cols, ROWS, ALIGN)
             s1, s2 = add_tile(s1, s2, values, centre)
         for visit in tl.range(0, gl.maximum(stream, FIXED)):
             async_copy.wait_group(DEPTH - 1)
@@ -158,7 +155,7 @@ def column_streams(
                 values = take_tile(data, slot, tile)
                 if visit < stream - kept:
                     number = _turned(zero + HELD + visit + DEPTH, ring, HELD, FIXED)
-                    copy_tile(data, slot, slab, number, now, local, cols, ROWS, ALIGN)
+                    copy_tile(data, slot, strip, number, step, local, cols, ROWS, ALIGN)
                 else:
                     async_copy.commit_group()
                 s1, s2 = add_tile(s1, s2, values, centre)
@@ -174,32 +171,37 @@ def column_streams(
             if slab + teams >= slabs:  # dx follows, but all sums are there
                 arrive(words + tally)
         factors = (scale, centre, tilt, shift)
-        now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
+        # Made anew, not kept meanwhile.
+        now = fresh(slab + zero)
+        strip = strip_of(now, part, ALIGN)
+        following = strip_of(now + teams, part, ALIGN)
+        step = fresh(row_step)
         for visit in tl.range(0, stream):
             async_copy.wait_group(DEPTH - 1)
             load = HELD + stream - kept + visit
             slot = (turn + load) % DEPTH
             tile_dy, tile_x = take_tile(data, slot, tile)
             later = load + DEPTH
-            after = slab + later // loads * teams
-            number = _turned(later % loads, ring, HELD, FIXED)
-            copy_tile(data, slot, after, number, now, local, cols, ROWS, ALIGN)
+            over = later >= loads
+            number = _turned(gl.where(over, later - loads, later), ring, HELD, FIXED)
+            source = either(over, following, strip)
+            copy_tile(data, slot, source, number, step, local, cols, ROWS, ALIGN)
             if PHASE % 2 == 0:
                 wide = (widen(tile_dy), widen(tile_x))
                 number = _turned(load, ring, HELD, FIXED)
-                write_tile(dx, wide, factors, slab, number, now, local, cols, ROWS, ALIGN)
+                write_tile(dx, wide, factors, strip, number, step, local, cols, ROWS, ALIGN)
         for visit in tl.range(0, FIXED):
             slot = zero + DEPTH + visit
             tile_dy, tile_x = take_tile(data, slot, tile)
             number = zero + HELD + visit
-            copy_tile(data, slot, slab + teams, number, now, local, cols, ROWS, ALIGN)
+            copy_tile(data, slot, following, number, step, local, cols, ROWS, ALIGN)
             if PHASE % 2 == 0:
                 wide = (widen(tile_dy), widen(tile_x))
-                write_tile(dx, wide, factors, slab, number, now, local, cols, ROWS, ALIGN)
+                write_tile(dx, wide, factors, strip, number, step, local, cols, ROWS, ALIGN)
         for visit in gl.static_range(HELD):
             if PHASE % 2 == 0:
                 wide = (widen_again(held[visit][0], unknown), widen_again(held[visit][1], unknown))
-                write_tile(dx, wide, factors, slab, visit, now, local, cols, ROWS, ALIGN)
+                write_tile(dx, wide, factors, strip, visit, step, local, cols, ROWS, ALIGN)
         turn = (turn + loads) % DEPTH
     async_copy.wait_group(0)
     clear_stale(stale, stale_words, thread, 32 * WARPS)

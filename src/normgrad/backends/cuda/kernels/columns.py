@@ -39,32 +39,44 @@ from normgrad.backends.cuda.kernels.joins import join_groups
 
 
 @jit
-def place(slab, part, ALIGN: tl.constexpr):
-    """The first element of a block's part of a slab, and how many columns there are from there."""
-    _, split, width, channels, start, first, _, outer_step, row_step = part
-    outer = (slab // split).to(tl.int64)
-    column = (slab % split) * width * ALIGN + start
-    origin = (outer * outer_step + first.to(tl.int64) * row_step) * ALIGN + column
-    columns = gl.minimum(width - start // ALIGN, channels - column // ALIGN) * ALIGN
-    return origin, columns
+def strip_of(slab, part, ALIGN: tl.constexpr):
+    """A block's part of a slab: first element, columns, rows; its image and first channel.
+
+    Once for all tiles: the divisions take longer than a tile's arithmetic.
+    """
+    slabs, split, width, channels, start, first, limit, outer_step, row_step = part
+    image = slab // split
+    left = (slab % split) * width * ALIGN + start
+    origin = (image.to(tl.int64) * outer_step + first.to(tl.int64) * row_step) * ALIGN + left
+    columns = gl.minimum(width - start // ALIGN, channels - left // ALIGN) * ALIGN
+    return origin, columns, gl.where(slab < slabs, limit, 0), image, left
 
 
 @jit
-def tile_at(slab, number, part, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr):
+def either(which, one, other):
+    """The first strip where ``which`` is true, else the other."""
+    origin = gl.where(which, one[0], other[0])
+    columns = gl.where(which, one[1], other[1])
+    return origin, columns, gl.where(which, one[2], other[2]), one[3], one[4]
+
+
+@jit
+def tile_at(strip, number, row_step, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr):
     """The elements of a tile: where the first is, where the others are from there, which exist."""
-    slabs, _, _, _, _, _, limit, _, row_step = part
-    origin, columns = place(slab, part, ALIGN)
+    origin, columns, limit, _, _ = strip
     origin += (row_step * ALIGN).to(tl.int64) * (number * ROWS)
     at = local[:, None] * row_step * ALIGN + cols[None, :]
-    ok = (number * ROWS + local < limit) & (slab < slabs)
+    ok = number * ROWS + local < limit
     return origin, at, ok[:, None] & (cols < columns)[None, :]
 
 
 @jit
-def copy_tile(data, slot, slab, number, part, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr):
+def copy_tile(
+    data, slot, strip, number, row_step, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr
+):
     """Ask for a tile."""
     x, dy, tiles_x, tiles_dy = data
-    origin, at, mask = tile_at(slab, number, part, local, cols, ROWS, ALIGN)
+    origin, at, mask = tile_at(strip, number, row_step, local, cols, ROWS, ALIGN)
     async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
     async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
     async_copy.commit_group()
@@ -87,13 +99,24 @@ def add_tile(s1, s2, values, centre):
 
 @jit
 def write_tile(
-    dx, values, factors, slab, number, part, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr
-):
+    dx, values, factors, strip, number, row_step, local, cols, ROWS: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
     """Dx of one tile."""
     scale, centre, tilt, shift = factors
     result = values[0] * scale + ((values[1] - centre) * tilt + shift)
-    origin, at, mask = tile_at(slab, number, part, local, cols, ROWS, ALIGN)
+    origin, at, mask = tile_at(strip, number, row_step, local, cols, ROWS, ALIGN)
     gl.store(dx + origin + at, result.to(dx.dtype.element_ty), mask=mask)
+
+
+@jit
+def centre_of(mean, strip, channels, cols, GROUP: tl.constexpr, GROUP_SIZE: tl.constexpr):
+    """The mean of each column."""
+    _, columns, limit, image, left = strip
+    statistic = left + cols
+    if GROUP:
+        statistic = image * (channels // GROUP_SIZE) + statistic // GROUP_SIZE
+    return load_or(mean, statistic, (cols < columns) & (limit > 0), 0.0, tl.float32)[None, :]
 
 
 @jit
@@ -344,25 +367,22 @@ def column_slabs(
     sizes = (parts, bins, images, channels * ALIGN)
     vectors = (rstd, gamma, dgamma, dbeta, partials)
     FEW: tl.constexpr = CHUNKS - HELD <= 5  # unrolled; 6 beside 2 that are held spill 48 bytes
+    # Slabs ahead that the place of the first tile behind the held ones, and of the last, goes to.
+    NEAR: tl.constexpr = (HELD + DEPTH) // CHUNKS
+    FAR: tl.constexpr = (CHUNKS - 1 + DEPTH) // CHUNKS
     unknown = share >> 30  # 0
     for ahead in (gl.static_range if FEW else tl.range)(0, DEPTH):
-        early = first_slab + ahead // CHUNKS * teams
-        copy_tile(data, ahead, early, ahead % CHUNKS, part, local, cols, ROWS, ALIGN)
+        early = strip_of(first_slab + ahead // CHUNKS * teams, part, ALIGN)
+        copy_tile(data, ahead, early, ahead % CHUNKS, row_step, local, cols, ROWS, ALIGN)
     await_step_before(EARLY)  # it cleared the words
     thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
     turn = slabs * 0
     for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
-        now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
-        columns = place(slab, part, ALIGN)[1]
-        image = slab // split
-        left = (slab % split) * width * ALIGN + start
-        statistic = left + cols
-        if GROUP:
-            statistic = image * (channels * ALIGN // GROUP_SIZE) + statistic // GROUP_SIZE
-        centre = load_or(mean, statistic, cols < columns, 0.0, tl.float32)[None, :]
-        mail = words
-        if words is not None:
-            mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
+        strip = strip_of(slab, part, ALIGN)
+        _, columns, _, image, left = strip
+        centre = centre_of(mean, strip, channels * ALIGN, cols, GROUP, GROUP_SIZE)
+        step = fresh(row_step)
+        now = (slabs, split, width, channels, start, first, limit, outer_step, step)
         s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
         s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
         held = ()
@@ -372,10 +392,13 @@ def column_slabs(
             slot = (turn + chunk) % DEPTH
             values = take_tile(data, slot, tile)
             held = held + (values,)
-            later = slab + (chunk + DEPTH) // CHUNKS * teams
+            later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
             number = (chunk + DEPTH) % CHUNKS
-            copy_tile(data, slot, later, number, now, local, cols, ROWS, ALIGN)
+            copy_tile(data, slot, later, number, step, local, cols, ROWS, ALIGN)
             s1, s2 = add_tile(s1, s2, values, centre)
+        mail = words
+        if words is not None:
+            mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
         for chunk in (gl.static_range if FEW else tl.range)(HELD, CHUNKS):
             async_copy.wait_group(DEPTH - 1)
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
@@ -397,20 +420,30 @@ def column_slabs(
             if slab + teams >= slabs:  # dx follows, but all sums are there
                 arrive(words + tally)
         factors = (scale, centre, tilt, shift)
-        now = (slabs, split, width, channels, start, first, limit, outer_step, fresh(row_step))
+        step = fresh(row_step)
+        now = (slabs, split, width, channels, start, first, limit, outer_step, step)
+        strip = strip_of(slab, now, ALIGN)
+        near = strip_of(slab + NEAR * teams, now, ALIGN)
+        far = strip_of(slab + FAR * teams, now, ALIGN)
+        WRITES: tl.constexpr = PHASE % 2 == 0 or SOLO
         for chunk in (gl.static_range if FEW else tl.range)(HELD, CHUNKS):  # these make room
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             tile_dy, tile_x = take_tile(data, slot, tile)
-            later = slab + (chunk + DEPTH) // CHUNKS * teams
+            if VECTOR == 4:  # float32 spills 16 bytes otherwise
+                later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
+            elif NEAR == FAR:
+                later = near
+            else:
+                later = either(chunk + DEPTH < FAR * CHUNKS + turn * 0, near, far)
             number = (chunk + DEPTH) % CHUNKS
-            copy_tile(data, slot, later, number, now, local, cols, ROWS, ALIGN)
-            if PHASE % 2 == 0 or SOLO:
+            copy_tile(data, slot, later, number, step, local, cols, ROWS, ALIGN)
+            if WRITES:
                 wide = (widen(tile_dy), widen(tile_x))
-                write_tile(dx, wide, factors, slab, chunk, now, local, cols, ROWS, ALIGN)
+                write_tile(dx, wide, factors, strip, chunk, step, local, cols, ROWS, ALIGN)
         for chunk in gl.static_range(HELD):
-            if PHASE % 2 == 0 or SOLO:
+            if WRITES:
                 wide = (widen_again(held[chunk][0], unknown), widen_again(held[chunk][1], unknown))
-                write_tile(dx, wide, factors, slab, chunk, now, local, cols, ROWS, ALIGN)
+                write_tile(dx, wide, factors, strip, chunk, step, local, cols, ROWS, ALIGN)
         turn = (turn + CHUNKS) % DEPTH
     async_copy.wait_group(0)
     clear_stale(stale, stale_words, thread, 32 * WARPS)
