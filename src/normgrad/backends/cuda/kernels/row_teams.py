@@ -224,7 +224,8 @@ def layer_teams(
         arrive(words + tally)
     clear_stale(stale, stale_words, partner, THREADS)
     if MEETS and PHASE % 4 == 0:
-        across: tl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [WARPS, 1], [1, 0])
+        LANES: tl.constexpr = min(16, WIDTH // 4)
+        across: tl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [WARPS, 1], [1, 0])
         down = gl.arange(0, DOWN, gl.SliceLayout(1, across))
         side = gl.arange(0, WIDTH, gl.SliceLayout(0, across))
         await_all(words + tally, partner)
