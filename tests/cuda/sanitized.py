@@ -35,7 +35,9 @@ REQUESTS = (
     ("group_norm", (2, 8, 5, 7), "channels-last", "float64"),
     ("layer_norm", (300, 768), "contiguous", "bfloat16"),
     ("layer_norm", (110000, 16), "contiguous", "float32"),  # the next rows ahead
+    ("layer_norm", (300, 3072), "contiguous", "bfloat16"),
     ("layer_norm", (64, 16384), "contiguous", "float32"),
+    ("layer_norm", (70, 16384), "contiguous", "bfloat16"),
     ("layer_norm", (20, 1000), "contiguous", "float64"),
     ("batch_norm_reduce", (8, 64, 28, 28), "contiguous", "bfloat16"),
     ("batch_norm_reduce", (8, 64, 28, 28), "channels-last", "float32"),

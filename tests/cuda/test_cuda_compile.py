@@ -50,12 +50,18 @@ WHOLE_ROWS = (
     ("layer_norm", "8192x5120", "bfloat16"),
     ("layer_norm", "8192x8192", "float32"),
     ("layer_norm", "65536x768", "bfloat16"),
+    ("layer_norm", "16384x3072", "bfloat16"),  # three tiles
+    ("layer_norm", "8192x6144", "float16"),
+    ("layer_norm", "32768x1536", "bfloat16"),
     ("layer_norm", "131072x128", "float32"),
     ("layer_norm", "5000x1999", "float16"),
 )
 ROWS = (
     ("layer_norm", "4096x16384", "bfloat16"),
     ("layer_norm", "4096x16384", "float32"),
+    ("layer_norm", "8192x9000", "float16"),
+    ("layer_norm", "1024x65536", "bfloat16"),  # two warps
+    ("layer_norm", "64x262144", "bfloat16"),  # four
     ("layer_norm", "16x100001", "float32"),  # uneven parts
 )
 OTHERS = (

@@ -85,8 +85,17 @@ def _depth(ring: Ring, per: int, device: Device, itemsizes: list[int]) -> int:
     return min((device.shared_bytes // per - _SPARE) // step, 12)
 
 
-def team_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, ring: Ring) -> int:
-    """Launch it; how many teams there are."""
+def ring_teams(ring: Ring, geometry: Geometry, device: Device, data: Data) -> int:
+    """How many teams run at once, none without a row."""
+    part = _cols(ring, _sizes(geometry, data)[1]) * ring.chunks
+    blocks = ring.per * device.multiprocessors
+    return min(geometry.outer, blocks // ceil_div(geometry.channels, part))
+
+
+def team_rows(
+    builder: Builder, geometry: Geometry, device: Device, data: Data, ring: Ring, teams: int
+) -> None:
+    """Launch so many teams."""
     rows, cols = geometry.outer, geometry.channels
     spec = builder.spec
     wants = spec.dgamma is not None or spec.dbeta is not None
@@ -99,7 +108,6 @@ def team_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
     part = _cols(ring, itemsizes) * ring.chunks
     team = ceil_div(cols, part)
     width = ceil_div(ceil_div(cols, team), vector) * vector
-    teams = min(rows, ring.per * device.multiprocessors // team)
     partials = builder.scratch(2 * teams * cols, "float32") if wants else None
     arguments: dict[str, Argument] = {
         "dy": dy[0],
@@ -143,7 +151,6 @@ def team_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
         registers=ring.registers,
         aligned=True,
     )
-    return teams
 
 
 def _statistic(builder: Builder, role: str) -> Ref | None:
