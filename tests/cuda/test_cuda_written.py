@@ -6,8 +6,10 @@ import types
 import pytest
 from cuda_plans import KNOWN, plan
 
+from normgrad import verify
 from normgrad.backends.cuda import launch, mail, written
 from normgrad.backends.cuda.program import SLOTS
+from normgrad.cli.plan import program_of, spec_of
 from normgrad.spec import RESULTS, ROLES, Op
 from normgrad.written import Given, Source
 
@@ -206,3 +208,19 @@ def test_a_launch_that_fails_is_forgotten(launched, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         call(tuple(Tensor() if here else None for here in given), None)
     assert post.take(1)[2] == 0
+
+
+@pytest.mark.parametrize("into", [False, True], ids=["new results", "given results"])
+def test_nothing_to_do(into, launched):
+    case = next(one for one in verify.CASES if one.name == "batch_norm_elemt/empty-batch")
+    program, looks = program_of(spec_of(case, "float32"), KNOWN["h200"]), Looks()
+    assert not program.slots
+    launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
+    given = looks.given() if into else None
+    here, slots, call = written_call(program, Op.BATCH_NORM_ELEMT, None, None, given=given)
+    for _ in range(2):
+        out = [Tensor() for _ in slots] if into else None
+        made = call(tuple(Tensor() if one else None for one in here), out)
+        assert len(made) == len(slots)
+        assert not into or list(made) == out
+    assert not launched

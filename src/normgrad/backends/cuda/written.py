@@ -32,7 +32,8 @@ def write(
     """Finish a call with its launches."""
     nbytes, words = sizes
     source.names |= site._asdict()
-    bits = " | ".join(f"p{slot}" for slot in touched if slot in source.slots)
+    # Where there is nothing to do no address counts.
+    bits = " | ".join(f"p{slot}" for slot in touched if slot in source.slots) or "0"
     source.lines += [
         f"if stream(gpu) or current() != gpu or ({bits}) & 15:",
         f"    general([{source.addresses('None')}], a1)",
