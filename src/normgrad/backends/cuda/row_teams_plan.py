@@ -12,8 +12,8 @@ from normgrad.geometry import Geometry
 
 Data = dict[str, tuple[Ref, int] | None]  # memory and the step between rows, by role
 # Steps between the sums and the gradient of a row. An exchange takes 2 to 3 us, and a step 1.7:
-# with 1 to 5 an H200 reads 49, 61, 80, 80, 80 % for 4096x16384 in bfloat16, and with 3 to 5
-# 90, 94, 94 % in float32.
+# with 3 and 4 an H200 reads 79 and 84 % for 4096x16384 in bfloat16. Blocks of 4 warps with 1 to 5:
+# 49, 61, 80, 80, 80 %, in float32 with 3 to 5 90, 94, 94 %.
 LAG = 4
 _LEAST_LAG = 3
 _SPARE = 1536  # bytes of shared memory: 1024 for the driver, the rest for sums across warps
