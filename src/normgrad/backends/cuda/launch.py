@@ -175,7 +175,20 @@ def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
         options["maxnreg"] = step.registers
     form = GluonASTSource if kernel.is_gluon() else ASTSource
     source = form(kernel, signature, constants_of(step), attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    target = GPUTarget("cuda", capability, 32)
+    compiled = triton.compile(source, target=target, options=options)
+    if step.ring:
+        _add_shared(compiled, target, step.ring)
+    return compiled
+
+
+def _add_shared(compiled: Any, target: Any, nbytes: int) -> None:
+    """Shared memory behind what the compiler counts, at a multiple of 128 bytes."""
+    from triton.compiler.compiler import make_backend
+
+    shared = -(-compiled.metadata.shared // 128) * 128 + nbytes
+    compiled.metadata = compiled.metadata._replace(shared=shared)
+    compiled.packed_metadata = make_backend(target).pack_metadata(compiled.metadata)
 
 
 def _plain_launcher(launch: Any) -> bool:

@@ -45,6 +45,7 @@ class Launch:
     cooperative: bool = False  # all blocks must be resident: they wait for each other
     early: bool = False  # may start before the launch before it is done, and waits inside
     aligned: bool = False  # copies asynchronously: data must lie at multiples of 16 bytes
+    ring: int = 0  # bytes of shared memory behind the compiler's own, for bulk copies
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={value}" for name, value in self.constants)

@@ -1,0 +1,177 @@
+"""Bulk copies: a thread asks for a run of bytes, a barrier in shared memory counts what has come.
+
+One instruction copies kilobytes, past the registers and without an address for each thread, and
+it may say what the L2 cache is to evict last, as asynchronous copies of 16 bytes may not. On an
+H200 three streams read 98 % of the floor so, 94 with copies of 16 bytes.
+
+Gluon has no name for them. They are PTX, and so is the shared memory that they fill: the *ring*,
+`Launch.ring` bytes behind what the compiler has of its own. Its first bytes are the barriers.
+"""
+
+import triton
+import triton.language as tl
+
+from normgrad.backends.cuda.kernels.common import INTERPRETED
+
+
+@triton.jit
+def ring_at(offset, BYTES: tl.constexpr):
+    """Addresses in a ring of so many bytes. The kernel must have other shared memory too."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .u32 size; mov.u32 size, %dynamic_smem_size; mov.u32 $0, global_smem; "
+        "add.u32 $0, $0, size; add.u32 $0, $0, $1; }",
+        "=&r,r",
+        [offset - BYTES],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def keep_last(thread):
+    """The policy of what the L2 cache is to evict last: 1 to 2 points, as in `apply.load_once`."""
+    return tl.inline_asm_elementwise(
+        "createpolicy.fractional.L2::evict_last.b64 $0, 1.0;",
+        "=l,r",
+        [thread],
+        dtype=tl.uint64,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.constexpr_function
+def _starting(count, arrivals):
+    lines = ["{", ".reg .pred first;", "mov.u32 $0, %tid.x;", "setp.eq.u32 first, $0, 0;"]
+    for number in range(count):
+        lines.append(f"@first mbarrier.init.shared::cta.b64 [$1 + {8 * number}], {arrivals};")
+    return "\n".join([*lines, "@first fence.mbarrier_init.release.cluster;", "}"])
+
+
+@triton.jit
+def start_barriers(base, COUNT: tl.constexpr, ARRIVALS: tl.constexpr):
+    """COUNT barriers at the start of the ring; so many threads arrive at each for a turn of it."""
+    tl.inline_asm_elementwise(
+        _starting(COUNT, ARRIVALS), "=&r,r", [base], dtype=tl.int32, is_pure=False, pack=1
+    )
+    tl.debug_barrier()
+
+
+@triton.jit
+def await_turn(barrier, turn):
+    """All that was promised for this turn of a barrier, even or odd, has come.
+
+    The threads of a warp go on together: else the compiler has two ways for each exchange between
+    them.
+    """
+    tl.inline_asm_elementwise(
+        "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [$1], $2; "
+        "@!done bra again; bar.warp.sync 0xFFFFFFFF; mov.u32 $0, 0; }",
+        "=&r,r,r",
+        [barrier, turn],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def copy_runs(barrier, promise, to, come, sizes, policy):
+    """Copy a run of x and one of dy for each thread that has an address of the first.
+
+    A thread whose ``promise`` is not negative arrives at the barrier, with so many bytes to come.
+    """
+    to_x, to_dy = to
+    x, dy = come
+    x_bytes, dy_bytes = sizes
+    copy: tl.constexpr = (
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+    )
+    tl.inline_asm_elementwise(
+        "{ .reg .pred arrives, copies; mov.u32 $0, 0;"
+        "setp.ge.s32 arrives, $2, 0; setp.ne.u64 copies, $5, 0;"
+        "@arrives mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2;"
+        f"@copies {copy} [$3], [$5], $7, [$1], $9;"
+        f"@copies {copy} [$4], [$6], $8, [$1], $9; }}",
+        "=&r,r,r,r,r,l,l,r,r,l",
+        [barrier, promise, to_x, to_dy, x, dy, x_bytes, dy_bytes, policy],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.constexpr_function
+def _numbering(most, width):
+    """PTX that copies the first $6 of ``most`` numbers from two vectors, ``width`` at once."""
+    copy = f"@more cp.async.{'cg' if width == 4 else 'ca'}.shared.global"
+    lines = ["{ .reg .pred arrives, more;", "mov.u32 $0, 0;", "setp.gt.s32 arrives, $6, 0;"]
+    for at in range(0, 4 * most, 4 * width):
+        lines += [
+            f"setp.gt.s32 more, $6, {at // 4};",
+            f"{copy} [$2 + {at}], [$4 + {at}], {4 * width};",
+            f"{copy} [$3 + {at}], [$5 + {at}], {4 * width};",
+        ]
+    arrive = "@arrives cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$1];"
+    return "\n".join([*lines, arrive, "bar.warp.sync 0xFFFFFFFF;", "}"])
+
+
+@triton.jit
+def copy_numbers(barrier, to, come, count, MOST: tl.constexpr, WIDTH: tl.constexpr):
+    """Copy ``count`` float32 numbers of two vectors, and arrive at the barrier with them.
+
+    One thread for all: each thread that arrives takes the warp a turn of a loop.
+    """
+    first_to, second_to = to
+    first, second = come
+    tl.inline_asm_elementwise(
+        _numbering(MOST, WIDTH),
+        "=&r,r,r,r,l,l,r",
+        [barrier, first_to, second_to, first, second, count],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.constexpr_function
+def _reading(words):
+    if words == 1:
+        return "ld.shared.b32 $0, [$1];"
+    outputs = ", ".join(f"${number}" for number in range(words))
+    return f"ld.shared.v{words}.b32 {{{outputs}}}, [${words}];"
+
+
+@triton.constexpr_function
+def _registers(words, vector):
+    return ",".join(["=r"] * words + ["r"] * vector)
+
+
+@triton.jit
+def read(address, like, VECTOR: tl.constexpr):
+    """Elements of the ring: VECTOR neighbours have the same address, that of the first.
+
+    4, 8 or 16 bytes; 8 are better than 16 for 8192x8192 in bfloat16 (105 us instead of 107).
+    """
+    WORDS: tl.constexpr = VECTOR * like.dtype.element_ty.primitive_bitwidth // 32
+    return tl.inline_asm_elementwise(
+        _reading(WORDS),
+        _registers(WORDS, VECTOR),
+        [address],
+        dtype=like.dtype.element_ty,
+        is_pure=False,
+        pack=VECTOR,
+    )
+
+
+if INTERPRETED:
+    from normgrad.backends.cuda.kernels.bulk_stand_in import (  # type: ignore[assignment]
+        await_turn,
+        copy_numbers,
+        copy_runs,
+        keep_last,
+        read,
+        ring_at,
+        start_barriers,
+    )

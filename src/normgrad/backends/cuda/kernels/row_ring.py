@@ -1,0 +1,230 @@
+"""Layer norm of whole rows that come by bulk copies.
+
+As `rows.layer_rows`: a block has sets of rows, writes their dx and adds up the parameter gradients
+it meets. A set that has been read into registers makes room in the ring for one DEPTH further on.
+"""
+
+import triton.language as tl
+
+from normgrad.backends.cuda.kernels.bulk import (
+    await_turn,
+    copy_numbers,
+    copy_runs,
+    keep_last,
+    read,
+    ring_at,
+    start_barriers,
+)
+from normgrad.backends.cuda.kernels.common import (
+    arrive,
+    await_all,
+    await_step_before,
+    clear_stale,
+    load_or,
+    sum_pairs,
+    widen,
+)
+from normgrad.backends.cuda.kernels.gluon import gl, jit
+from normgrad.backends.cuda.kernels.joins import join_rows
+
+
+@jit
+def _ask(
+    data,
+    ring,  # where it starts, and the policy
+    slot,
+    first,
+    sizes,
+    thread,
+    ROWS: tl.constexpr,
+    PACKED: tl.constexpr,
+    EVEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    SLOT: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """Start copying the rows from ``first`` on: the first thread, or one for each row."""
+    dy, x, mean, rstd, dy_row, x_row = data
+    rows, length = sizes
+    base, policy = ring
+    count = tl.minimum(tl.maximum(rows - first, 0), ROWS)
+    leads = (thread == 0) & (count > 0)
+    x_bytes = length * (x.dtype.element_ty.primitive_bitwidth // 8)
+    dy_bytes = length * (dy.dtype.element_ty.primitive_bitwidth // 8)
+    promise = tl.where(leads, count * (x_bytes + dy_bytes), -1)
+    barrier = base + slot * 8
+    to = base + (HEAD + slot * SLOT)
+    zero = thread * 0
+    row = first + zero
+    copies = leads
+    to_x, to_dy = to, to + ROWS * x_bytes
+    sizes = (zero + count * x_bytes, zero + count * dy_bytes)
+    if not PACKED:
+        row = first + thread
+        copies = thread < count
+        to_x, to_dy = to_x + thread * x_bytes, to_dy + thread * dy_bytes
+        sizes = (zero + x_bytes, zero + dy_bytes)
+    far = row.to(tl.int64)
+    from_x = tl.where(copies, (x + far * x_row * ALIGN).to(tl.uint64), 0)
+    from_dy = (dy + far * dy_row * ALIGN).to(tl.uint64)
+    copy_runs(barrier, promise, (to_x, to_dy), (from_x, from_dy), sizes, policy)
+    numbers = to + ROWS * (x_bytes + dy_bytes)
+    come = ((mean + (first + zero)).to(tl.uint64), (rstd + (first + zero)).to(tl.uint64))
+    width: tl.constexpr = 4 if ROWS % 4 == 0 and EVEN else 1
+    copy_numbers(
+        barrier, (numbers, numbers + ROWS * 4), come, tl.where(leads, count, 0), ROWS, width
+    )  # fmt: skip
+
+
+@jit
+def layer_ring(
+    dy,
+    x,
+    dx,
+    mean,
+    rstd,
+    gamma,
+    partials,  # [programs, 2, cols]: dgamma and dbeta of each program
+    dgamma,
+    dbeta,
+    words,  # none but the count of arrivals
+    stale,  # words of the call before, to be cleared for the next
+    stale_words,
+    tally,
+    rows,
+    cols,  # over ALIGN
+    programs,
+    dy_row,
+    x_row,
+    dx_row,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,  # a row is CHUNKS tiles of CHUNK columns, exactly
+    VECTOR: tl.constexpr,  # elements of a thread side by side
+    DEPTH: tl.constexpr,  # sets of rows that there is room for
+    HEAD: tl.constexpr,  # bytes of the barriers
+    SLOT: tl.constexpr,  # bytes of a set of rows
+    PACKED: tl.constexpr,  # rows lie one after another
+    EVEN: tl.constexpr,  # so many rows that all sets are full
+    ALIGN: tl.constexpr,
+    WARPS: tl.constexpr,
+    MEETS: tl.constexpr,  # the programs wait for each other and join their sums
+    DOWN: tl.constexpr,  # of these in tiles of DOWN programs
+    TIMES: tl.constexpr,  # so often
+    WIDTH: tl.constexpr,  # and so many columns
+    EARLY: tl.constexpr,  # the count of arrivals is cleared meanwhile
+    PHASE: tl.constexpr,  # 0; in the interpreter 3: rows, 4: the joint sums
+):
+    """Rows ``ROWS * program``, then every ``ROWS * programs`` further."""
+    BYTES: tl.constexpr = HEAD + DEPTH * SLOT
+    X_ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+    DY_ITEM: tl.constexpr = dy.dtype.element_ty.primitive_bitwidth // 8
+    X_ROW: tl.constexpr = CHUNK * CHUNKS * X_ITEM
+    DY_ROW: tl.constexpr = CHUNK * CHUNKS * DY_ITEM
+    tile: tl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [1, WARPS], [1, 0])
+    line: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    side: tl.constexpr = gl.SliceLayout(0, tile)
+    length = cols * ALIGN
+    inverse = 1.0 / length
+    program = gl.program_id(0)
+    thread = gl.arange(0, 32 * WARPS, line)
+    column = gl.arange(0, CHUNK, side)
+    local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
+    base = ring_at(thread * 0, BYTES)
+    start_barriers(base, DEPTH, 2)
+    data = (dy, x, mean, rstd, dy_row, x_row)
+    ring = (base, keep_last(thread))
+    sizes = (rows, length)
+    start = program * ROWS if PHASE != 4 else rows
+    stride = programs * ROWS
+    for ahead in gl.static_range(DEPTH):
+        later = start + ahead * stride
+        _ask(
+            data, ring, ahead, later, sizes, thread, ROWS, PACKED, EVEN, HEAD, SLOT, ALIGN
+        )  # fmt: skip
+    sums_gamma = ()
+    sums_beta = ()
+    weights = ()
+    for chunk in gl.static_range(CHUNKS):
+        if partials is not None:
+            sums_gamma = sums_gamma + (gl.zeros([CHUNK], tl.float32, side),)
+            sums_beta = sums_beta + (gl.zeros([CHUNK], tl.float32, side),)
+        at = chunk * CHUNK + column
+        weights = weights + (load_or(gamma, at, None, 1.0, tl.float32)[None, :],)
+    # Where this thread's elements are in the first slot.
+    vectors = (column // VECTOR * VECTOR)[None, :]
+    at_x = ring_at(HEAD + local[:, None] * X_ROW + vectors * X_ITEM, BYTES)
+    at_dy = ring_at(HEAD + ROWS * X_ROW + local[:, None] * DY_ROW + vectors * DY_ITEM, BYTES)
+    at_mean = ring_at(HEAD + ROWS * (X_ROW + DY_ROW) + local * 4, BYTES)
+    slot = program * 0
+    turn = thread * 0
+    for first in tl.range(start, rows, stride):
+        await_turn(base + slot * 8, turn)
+        row = first + local
+        mu = read(at_mean + slot * SLOT, mean, 1)[:, None]
+        rs = read(at_mean + (slot * SLOT + ROWS * 4), rstd, 1)[:, None]
+        s1 = gl.zeros([ROWS, CHUNK], tl.float32, tile)
+        s2 = gl.zeros([ROWS, CHUNK], tl.float32, tile)
+        xs = ()
+        gs = ()
+        next_gamma = ()
+        next_beta = ()
+        for chunk in gl.static_range(CHUNKS):
+            wide_x = widen(read(at_x + (slot * SLOT + chunk * CHUNK * X_ITEM), x, VECTOR))
+            wide = widen(read(at_dy + (slot * SLOT + chunk * CHUNK * DY_ITEM), dy, VECTOR))
+            if not EVEN:  # of rows that are not there the ring has something else
+                wide_x = gl.where((row < rows)[:, None], wide_x, 0.0)
+                wide = gl.where((row < rows)[:, None], wide, 0.0)
+            xhat = (wide_x - mu) * rs
+            product = wide * xhat
+            g = wide * weights[chunk]
+            s1 += g
+            s2 += g * xhat
+            if partials is not None:
+                next_gamma = next_gamma + (sums_gamma[chunk] + gl.sum(product, 0),)
+                next_beta = next_beta + (sums_beta[chunk] + gl.sum(wide, 0),)
+            xs = xs + (xhat,)
+            gs = gs + (g,)
+        sums_gamma = next_gamma
+        sums_beta = next_beta
+        t1, t2 = sum_pairs(s1, s2, 1)
+        tl.debug_barrier()  # all have read the slot
+        later = first + DEPTH * stride
+        _ask(
+            data, ring, slot, later, sizes, thread, ROWS, PACKED, EVEN, HEAD, SLOT, ALIGN
+        )  # fmt: skip
+        # dx = (g - t1 / length - xhat * t2 / length) * rs, in two steps an element.
+        shift = (t1 * inverse)[:, None] * -rs
+        tilt = (t2 * inverse)[:, None] * -rs
+        to = dx + row.to(tl.int64)[:, None] * dx_row * ALIGN + column[None, :]
+        for chunk in gl.static_range(CHUNKS):
+            result = (gs[chunk] * rs + (xs[chunk] * tilt + shift)).to(dx.dtype.element_ty)
+            if EVEN:
+                gl.store(to + chunk * CHUNK, result)
+            else:
+                gl.store(to + chunk * CHUNK, result, mask=(row < rows)[:, None])
+        slot += 1
+        turn = tl.where(slot == DEPTH, turn ^ 1, turn)
+        slot = tl.where(slot == DEPTH, 0, slot)
+    if partials is not None and PHASE != 4:
+        to = partials + program.to(tl.int64) * 2 * length + column
+        for chunk in gl.static_range(CHUNKS):
+            gl.store(to + chunk * CHUNK, sums_gamma[chunk])
+            gl.store(to + length + chunk * CHUNK, sums_beta[chunk])
+    if MEETS:
+        await_step_before(EARLY)
+        place = arrive(words + tally)
+        clear_stale(stale, stale_words, thread, 32 * WARPS)
+        blocks = tl.cdiv(length, WIDTH)
+        # Those that come last, whom everybody waits for, have little or nothing to add up.
+        if place < blocks and PHASE % 4 == 0:
+            LANES: tl.constexpr = min(16, WIDTH // 4)
+            box: tl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+            down = gl.arange(0, DOWN, gl.SliceLayout(1, box))
+            across = gl.arange(0, WIDTH, gl.SliceLayout(0, box))
+            await_all(words + tally, thread)
+            for block in tl.range(place, blocks, programs):
+                there = block * WIDTH + across
+                join_rows(
+                    partials, dgamma, dbeta, programs, length, down, there, DOWN, TIMES, tl.float32
+                )  # fmt: skip
