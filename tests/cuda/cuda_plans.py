@@ -20,7 +20,12 @@ def plan(op, shape, dtype="bfloat16", layout="contiguous", device="h200", **opti
 
 COLUMN_KERNELS = {"columns.column_slabs", "column_streams.column_streams"}
 # Kernels that copy asynchronously.
-COPYING = {"planes.plane_slabs", "row_teams.layer_teams", *COLUMN_KERNELS}
+COPYING = {
+    "planes.plane_slabs",
+    "row_ring.layer_ring",
+    "row_teams.layer_teams",
+    *COLUMN_KERNELS,
+}
 
 
 def launches(program):
@@ -40,6 +45,8 @@ def roles(step):
 
 def tile_bytes(step):
     """The bytes of x and dy that a block holds."""
+    if step.ring:
+        return step.ring
     given, sizes = dict(step.arguments), dict(step.constants)
     each = sum(BYTES[given[role].dtype] for role in ("x", "dy") if given[role])
     if "STAGES" in sizes:

@@ -45,6 +45,15 @@ COLUMNS = (
     ("batch_norm", "64x64x112x112", "bfloat16", "channels-last"),  # streamed
     ("group_norm", "1x512x512x512", "float32", "channels-last"),
 )
+RINGS = (
+    ("layer_norm", "16384x4096", "bfloat16"),
+    ("layer_norm", "8192x8192", "float16"),  # as many registers as there are
+    ("layer_norm", "8192x3840", "bfloat16"),
+    ("layer_norm", "16383x1024", "bfloat16"),  # sets that are not full
+    ("layer_norm", "65536x640", "float32"),
+    ("layer_norm", "65536x256", "bfloat16"),
+    ("layer_norm", "8192x7936", "float32"),
+)
 WHOLE_ROWS = (
     ("layer_norm", "16384x4096", "bfloat16"),
     ("layer_norm", "8192x5120", "bfloat16"),
@@ -69,7 +78,7 @@ OTHERS = (
     ("group_norm", "2x320x64x64", "bfloat16", "channels-last", "t4"),
     ("batch_norm_elemt", "64x256x56x56", "bfloat16"),
     ("layer_norm", "8192x8192", "float32"),
-    ("layer_norm", "65536x768", "bfloat16"),
+    ("layer_norm", "65536x96", "bfloat16"),
     ("layer_norm", "16x2097152", "float32"),
 )
 
@@ -119,21 +128,24 @@ def the_resident(program):
 def tile(step):
     sizes = dict(step.constants)
     names = ("ROWS", "COLS", "CHUNK", "CHUNKS", "STAGES", "WARPS", "DEPTH", "HELD", "FIXED", "RING")
-    return [sizes.get(name) for name in (*names, "BLOCK_CHANNELS", "BINS", "STEP", "OWN")]
+    return [sizes.get(name) for name in (*names, "BLOCK_CHANNELS", "BINS", "STEP", "OWN", "SLOT")]
 
 
-@pytest.mark.parametrize("request_", [*PLANES, *COLUMNS, *ROWS], ids=" ".join)
+@pytest.mark.parametrize("request_", [*PLANES, *COLUMNS, *ROWS, *RINGS], ids=" ".join)
 def test_resident_kernels_on_hopper(request_, compiled):
     step = the_resident(plan(*request_))
     metadata, registers, stack, code = compiled(step, 90)
     assert metadata.launch_cooperative_grid == step.cooperative
     assert registers <= step.registers
     assert stack == 0, "spilled registers go to memory on every slab"
-    assert "LDGSTS" in code, "the next slab is not fetched by asynchronous copies"
+    copies = "UBLKCP" if step.ring else "LDGSTS"
+    assert copies in code, "the next slab is not fetched by asynchronous copies"
 
 
 @pytest.mark.parametrize(
-    "request_", [*PLANES, COLUMNS[0], COLUMNS[2], *UNUSUAL, *ROWS, *WHOLE_ROWS], ids=" ".join
+    "request_",
+    [*PLANES, COLUMNS[0], COLUMNS[2], *UNUSUAL, *ROWS, *RINGS, *WHOLE_ROWS],
+    ids=" ".join,
 )
 def test_the_plan_knows_how_much_shared_memory_a_block_takes(request_, compiled):
     """It plans before anything is compiled; a grid that does not fit fails to launch."""
@@ -198,7 +210,7 @@ def test_every_kernel_is_compiled_here():
         text = path.read_text(encoding="utf-8")
         entry = re.findall(r"@(?:triton\.)?jit\ndef (\w+)\(\n    (?:dy|partials|source)\b", text)
         written |= {f"{path.stem}.{name}" for name in entry}
-    requests = (*PLANES, *COLUMNS, *ROWS, *OTHERS)
+    requests = (*PLANES, *COLUMNS, *ROWS, *RINGS, *OTHERS)
     met = {step.kernel for one in requests for step in launches(plan(*one))}
     met |= {"copy.strided_copy"}  # in the interpreter's cases
     called = {"sums.join", "apply.gradient", "joins.join_rows", "joins.join_parameters"}

@@ -338,10 +338,14 @@ def test_every_result_is_written(known):
         (("group_norm", "1x128x1024x1024"), "resident planes"),
         (("group_norm", "1x128x1024x1024", "float32"), "resident planes"),
         (("group_norm", "1x512x512x512", "float32", "contiguous", "a100"), "two passes (planes)"),
-        (("layer_norm", "16384x4096"), "whole rows, 132 programs"),
+        (("layer_norm", "16384x4096"), "whole rows in a ring, 132 programs"),
+        (("layer_norm", "16384x4095"), "whole rows, 132 programs"),
+        (("layer_norm", "300x640", "float32"), "whole rows in a ring, 75 programs"),
+        (("layer_norm", "65536x512", "float32"), "whole rows, 396 programs"),
         (("layer_norm", "16384x4096", "float32", "contiguous", "a100"), "whole rows, 108 programs"),
         (("layer_norm", "3x64"), "whole rows, 1 programs"),
-        (("layer_norm", "16384x3072"), "whole rows, 264 programs"),
+        (("layer_norm", "16384x3070"), "whole rows, 264 programs"),
+        (("layer_norm", "16384x3072"), "whole rows in a ring, 132 programs"),
         (("layer_norm", "128x12288"), "whole rows, 128 programs"),
         (("layer_norm", "1024x12288"), "resident rows, 88 teams"),
         (("layer_norm", "1024x65536"), "resident rows, 16 teams"),
@@ -393,8 +397,8 @@ def test_a_mask_saves_launches_of_layer_norm():
         plan("layer_norm", "4096x4096", mask=mask) for mask in MASKS
     )
     assert all("x" not in roles(step) for step in bias.steps)
-    assert kernels(everything) == ["clear_words", "layer_rows"]
-    assert kernels(gradient) == ["layer_rows"]
+    assert kernels(everything) == ["clear_words", "layer_ring"]
+    assert kernels(gradient) == ["layer_ring"]
     assert gradient.workspace_bytes == 0
     assert kernels(parameters) == ["clear_words", "layer_rows"]
     assert dict(launches(parameters)[1].arguments)["dx"] is None

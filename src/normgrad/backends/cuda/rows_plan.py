@@ -6,6 +6,7 @@ from typing import Any
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.parameters import joint_sums
 from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
+from normgrad.backends.cuda.row_ring_plan import choose_sets, ring_rows
 from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, ring_teams, team_rows
 from normgrad.backends.cuda.tiles import (
     THREADS,
@@ -27,7 +28,10 @@ _LONG, _SOME_ROWS = 8192, 4
 
 
 def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bool) -> Program:
-    """Rows in registers of a block, or (with ``teams``) on chip in several; else two passes."""
+    """Rows in registers of a block, or (with ``teams``) on chip in several; else two passes.
+
+    Without ``teams`` nothing is copied asynchronously.
+    """
     rows, cols = geometry.outer, geometry.channels
     data = {role: _rows(builder, role, rows, cols) for role in ("dy", "x", "dx")}
     ring = choose_ring(builder, geometry, device, data) if teams and cols > _LONG else None
@@ -37,6 +41,10 @@ def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bo
         if not whole or rows >= _SOME_ROWS * count:
             team_rows(builder, geometry, device, data, ring, count)
             return builder.finish(f"resident rows, {count} teams")
+    sets = choose_sets(builder, geometry, device, data) if teams and whole else None
+    if sets is not None:
+        programs = ring_rows(builder, geometry, device, data, sets)
+        return builder.finish(f"whole rows in a ring, {programs} programs")
     if whole:
         programs = _whole_rows(builder, geometry, device, data)
         return builder.finish(f"whole rows, {programs} programs")

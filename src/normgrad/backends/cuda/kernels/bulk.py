@@ -44,8 +44,8 @@ def keep_last(thread):
 @triton.constexpr_function
 def _starting(count, arrivals):
     lines = ["{", ".reg .pred first;", "mov.u32 $0, %tid.x;", "setp.eq.u32 first, $0, 0;"]
-    for number in range(count):
-        lines.append(f"@first mbarrier.init.shared::cta.b64 [$1 + {8 * number}], {arrivals};")
+    init = "@first mbarrier.init.shared::cta.b64"
+    lines += [f"{init} [$1 + {8 * number}], {arrivals};" for number in range(count)]
     return "\n".join([*lines, "@first fence.mbarrier_init.release.cluster;", "}"])
 
 
@@ -166,12 +166,8 @@ def read(address, like, VECTOR: tl.constexpr):
 
 
 if INTERPRETED:
-    from normgrad.backends.cuda.kernels.bulk_stand_in import (  # type: ignore[assignment]
-        await_turn,
-        copy_numbers,
-        copy_runs,
-        keep_last,
-        read,
-        ring_at,
-        start_barriers,
-    )
+    from normgrad.backends.cuda.kernels import bulk_stand_in
+
+    await_turn, read, ring_at = bulk_stand_in.await_turn, bulk_stand_in.read, bulk_stand_in.ring_at
+    copy_numbers, copy_runs = bulk_stand_in.copy_numbers, bulk_stand_in.copy_runs
+    keep_last, start_barriers = bulk_stand_in.keep_last, bulk_stand_in.start_barriers

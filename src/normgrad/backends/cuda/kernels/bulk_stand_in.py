@@ -20,22 +20,27 @@ def _array(value: Any, shape: tuple[int, ...] = ()) -> Any:
     return np.broadcast_to(found, shape) if shape else found
 
 
-def ring_at(offset: Any, BYTES: Any) -> Any:  # noqa: N803
+def ring_at(offset: Any, BYTES: Any) -> Any:
+    """The ring starts at 0."""
     return offset
 
 
 def keep_last(thread: Any) -> Any:
+    """No cache, no policy."""
     return thread
 
 
-def start_barriers(base: Any, COUNT: Any, ARRIVALS: Any) -> None:  # noqa: N803
+def start_barriers(base: Any, COUNT: Any, ARRIVALS: Any) -> None:
+    """A block starts."""
     _ring.fill(0xFF)
 
 
-def await_turn(barrier: Any, turn: Any) -> None: ...
+def await_turn(barrier: Any, turn: Any) -> None:
+    """Everything is there."""
 
 
 def copy_runs(barrier: Any, promise: Any, to: Any, come: Any, sizes: Any, policy: Any) -> None:
+    """Copy, and compare with what was promised."""
     shape = _array(barrier).shape
     promised, copied = _array(promise, shape), 0
     asks = _array(come[0], shape) != 0
@@ -58,19 +63,22 @@ def copy_numbers(
     to: Any,
     come: Any,
     count: Any,
-    MOST: Any,  # noqa: N803
-    WIDTH: Any,  # noqa: N803
+    MOST: Any,
+    WIDTH: Any,
 ) -> None:
+    """Copy a few numbers of two vectors."""
     shape = _array(barrier).shape
     counts = _array(count, shape)
     for place, start in zip(to, come, strict=True):
         places, starts = _array(place, shape), _array(start, shape)
         for at, source, many in zip(places, starts, counts, strict=True):
+            assert not int(many) % int(getattr(WIDTH, "value", WIDTH)), "numbers beyond the last"
             if many > 0:
                 ctypes.memmove(_ring.ctypes.data + int(at), int(source), 4 * int(many))
 
 
-def read(address: Any, like: Any, VECTOR: Any) -> Any:  # noqa: N803
+def read(address: Any, like: Any, VECTOR: Any) -> Any:
+    """Elements of the ring."""
     vector = int(getattr(VECTOR, "value", VECTOR))
     element = like.dtype.element_ty
     itemsize = element.primitive_bitwidth // 8

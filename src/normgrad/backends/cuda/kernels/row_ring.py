@@ -161,8 +161,13 @@ def layer_ring(
     for first in tl.range(start, rows, stride):
         await_turn(base + slot * 8, turn)
         row = first + local
-        mu = read(at_mean + slot * SLOT, mean, 1)[:, None]
-        rs = read(at_mean + (slot * SLOT + ROWS * 4), rstd, 1)[:, None]
+        mu = read(at_mean + slot * SLOT, mean, 1)
+        rs = read(at_mean + (slot * SLOT + ROWS * 4), rstd, 1)
+        if not EVEN:  # of rows that are not there the ring has something else
+            mu = gl.where(row < rows, mu, 0.0)
+            rs = gl.where(row < rows, rs, 0.0)
+        mu = mu[:, None]
+        rs = rs[:, None]
         s1 = gl.zeros([ROWS, CHUNK], tl.float32, tile)
         s2 = gl.zeros([ROWS, CHUNK], tl.float32, tile)
         xs = ()
@@ -172,7 +177,7 @@ def layer_ring(
         for chunk in gl.static_range(CHUNKS):
             wide_x = widen(read(at_x + (slot * SLOT + chunk * CHUNK * X_ITEM), x, VECTOR))
             wide = widen(read(at_dy + (slot * SLOT + chunk * CHUNK * DY_ITEM), dy, VECTOR))
-            if not EVEN:  # of rows that are not there the ring has something else
+            if not EVEN:
                 wide_x = gl.where((row < rows)[:, None], wide_x, 0.0)
                 wide = gl.where((row < rows)[:, None], wide, 0.0)
             xhat = (wide_x - mu) * rs
