@@ -156,6 +156,8 @@ def layer_ring(
     at_x = ring_at(HEAD + local[:, None] * X_ROW + vectors * X_ITEM, BYTES)
     at_dy = ring_at(HEAD + ROWS * X_ROW + local[:, None] * DY_ROW + vectors * DY_ITEM, BYTES)
     at_mean = ring_at(HEAD + ROWS * (X_ROW + DY_ROW) + local * 4, BYTES)
+    place = program
+    await_step_before(EARLY)  # it cleared the count
     slot = program * 0
     turn = thread * 0
     for first in tl.range(start, rows, stride):
@@ -198,6 +200,13 @@ def layer_ring(
         _ask(
             data, ring, slot, later, sizes, thread, ROWS, PACKED, EVEN, HEAD, SLOT, ALIGN
         )  # fmt: skip
+        if partials is not None:  # noqa: SIM102
+            if first + stride >= rows:  # dx follows, but all sums are there
+                to = partials + program.to(tl.int64) * 2 * length + column
+                for chunk in gl.static_range(CHUNKS):
+                    gl.store(to + chunk * CHUNK, sums_gamma[chunk])
+                    gl.store(to + length + chunk * CHUNK, sums_beta[chunk])
+                place = arrive(words + tally)
         # dx = (g - t1 / length - xhat * t2 / length) * rs, in two steps an element.
         shift = (t1 * inverse)[:, None] * -rs
         tilt = (t2 * inverse)[:, None] * -rs
@@ -211,14 +220,7 @@ def layer_ring(
         slot += 1
         turn = tl.where(slot == DEPTH, turn ^ 1, turn)
         slot = tl.where(slot == DEPTH, 0, slot)
-    if partials is not None and PHASE != 4:
-        to = partials + program.to(tl.int64) * 2 * length + column
-        for chunk in gl.static_range(CHUNKS):
-            gl.store(to + chunk * CHUNK, sums_gamma[chunk])
-            gl.store(to + length + chunk * CHUNK, sums_beta[chunk])
     if MEETS:
-        await_step_before(EARLY)
-        place = arrive(words + tally)
         clear_stale(stale, stale_words, thread, 32 * WARPS)
         blocks = tl.cdiv(length, WIDTH)
         # Those that come last, whom everybody waits for, have little or nothing to add up.
