@@ -24,6 +24,7 @@ from normgrad.geometry import Geometry
 _UNDER_WAY = 64 << 10
 _MOST = 40  # elements of a thread in a row: its sums and weights take three registers for each
 _MANY_ROWS = 1 << 30
+_NOTED = 2048  # rows of a block whose statistics are fetched at once
 # Columns, by the bytes of an element, that come better straight to registers (in float32 65536x512
 # takes 103.5 us so and 107 from a ring, 8192x8192 198.7 and 201.8; 65536x384 86 and 82), or have
 # not been tried.
@@ -42,6 +43,7 @@ class Sets:
     warps: int
     per: int
     depth: int  # sets that there is room for
+    noted: int  # rows whose statistics there is room for
     itemsize: int
 
     @property
@@ -61,14 +63,13 @@ class Sets:
 
     @property
     def slot(self) -> int:
-        """Bytes of a set: x, dy, mean and rstd."""
-        row = 2 * self.chunk * self.chunks * self.itemsize + 8
-        return ceil_div(self.rows * row, 128) * 128
+        """Bytes of a set: x and dy."""
+        return self.rows * 2 * self.chunk * self.chunks * self.itemsize
 
     @property
     def ring(self) -> int:
-        """Bytes of shared memory."""
-        return self.head + self.depth * self.slot
+        """Bytes of shared memory, with mean and rstd of many rows."""
+        return self.head + self.depth * self.slot + 8 * self.noted
 
 
 def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: Data) -> Sets | None:
@@ -88,7 +89,7 @@ def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: Data
         return None
     if not _SHORTEST[itemsize] <= cols <= _LONGEST or cols in _STRAIGHT[itemsize]:
         return None
-    sets = _cut(rows, cols, itemsize)
+    sets = _cut(rows, cols, itemsize, device.multiprocessors)
     if sets is None:
         return None
     shared = sets.ring + (8 << 10)
@@ -96,7 +97,7 @@ def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: Data
     return sets if fits else None
 
 
-def _cut(rows: int, cols: int, itemsize: int) -> Sets | None:
+def _cut(rows: int, cols: int, itemsize: int, multiprocessors: int) -> Sets | None:
     """Tiles that cover a row exactly.
 
     Long rows have one block of 8 warps a multiprocessor, shorter ones two of 4 or four of 2: in
@@ -112,7 +113,9 @@ def _cut(rows: int, cols: int, itemsize: int) -> Sets | None:
                 height = min(_together(each), power_of_two(rows))
                 room = _UNDER_WAY / (per * height * 2 * cols * itemsize)
                 depth = max(2, min(8, round(room)))
-                return Sets(height, vector, each // vector, warps, per, depth, itemsize)
+                share = ceil_div(rows, height * per * multiprocessors) * height
+                noted = min(max(power_of_two(share), warps * THREADS), _NOTED)
+                return Sets(height, vector, each // vector, warps, per, depth, noted, itemsize)
     return None
 
 
@@ -163,6 +166,8 @@ def ring_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
         "SLOT": sets.slot,
         "PACKED": cols == dy[1] == x[1],
         "EVEN": rows % sets.rows == 0,
+        "NOTED": sets.noted,
+        "AGAIN": rows > programs * sets.noted,
         "ALIGN": align,
         "WARPS": sets.warps,
         **joint_sums(programs, cols, programs, sets.warps, meets=wants),

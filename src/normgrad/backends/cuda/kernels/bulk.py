@@ -93,7 +93,7 @@ def copy_runs(barrier, promise, to, come, sizes, policy):
         "setp.ge.s32 arrives, $2, 0; setp.ne.u64 copies, $5, 0;"
         "@arrives mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2;"
         f"@copies {copy} [$3], [$5], $7, [$1], $9;"
-        f"@copies {copy} [$4], [$6], $8, [$1], $9; }}",
+        f"@copies {copy} [$4], [$6], $8, [$1], $9; bar.warp.sync 0xFFFFFFFF; }}",
         "=&r,r,r,r,r,l,l,r,r,l",
         [barrier, promise, to_x, to_dy, x, dy, x_bytes, dy_bytes, policy],
         dtype=tl.int32,
@@ -102,33 +102,13 @@ def copy_runs(barrier, promise, to, come, sizes, policy):
     )
 
 
-@triton.constexpr_function
-def _numbering(most, width):
-    """PTX that copies the first $6 of ``most`` numbers from two vectors, ``width`` at once."""
-    copy = f"@more cp.async.{'cg' if width == 4 else 'ca'}.shared.global"
-    lines = ["{ .reg .pred arrives, more;", "mov.u32 $0, 0;", "setp.gt.s32 arrives, $6, 0;"]
-    for at in range(0, 4 * most, 4 * width):
-        lines += [
-            f"setp.gt.s32 more, $6, {at // 4};",
-            f"{copy} [$2 + {at}], [$4 + {at}], {4 * width};",
-            f"{copy} [$3 + {at}], [$5 + {at}], {4 * width};",
-        ]
-    arrive = "@arrives cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$1];"
-    return "\n".join([*lines, arrive, "bar.warp.sync 0xFFFFFFFF;", "}"])
-
-
 @triton.jit
-def copy_numbers(barrier, to, come, count, MOST: tl.constexpr, WIDTH: tl.constexpr):
-    """Copy ``count`` float32 numbers of two vectors, and arrive at the barrier with them.
-
-    One thread for all: each thread that arrives takes the warp a turn of a loop.
-    """
-    first_to, second_to = to
-    first, second = come
+def write(address, number):
+    """A float32 number at each address."""
     tl.inline_asm_elementwise(
-        _numbering(MOST, WIDTH),
-        "=&r,r,r,r,l,l,r",
-        [barrier, first_to, second_to, first, second, count],
+        "st.shared.b32 [$1], $2; mov.u32 $0, 0;",
+        "=&r,r,r",
+        [address, number],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -169,5 +149,5 @@ if INTERPRETED:
     from normgrad.backends.cuda.kernels import bulk_stand_in
 
     await_turn, read, ring_at = bulk_stand_in.await_turn, bulk_stand_in.read, bulk_stand_in.ring_at
-    copy_numbers, copy_runs = bulk_stand_in.copy_numbers, bulk_stand_in.copy_runs
+    copy_runs, write = bulk_stand_in.copy_runs, bulk_stand_in.write
     keep_last, start_barriers = bulk_stand_in.keep_last, bulk_stand_in.start_barriers

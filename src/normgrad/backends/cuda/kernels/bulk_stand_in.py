@@ -58,23 +58,10 @@ def _copy(to: int, source: int, count: int) -> None:
     ctypes.memmove(_ring.ctypes.data + to, source, count)
 
 
-def copy_numbers(
-    barrier: Any,
-    to: Any,
-    come: Any,
-    count: Any,
-    MOST: Any,
-    WIDTH: Any,
-) -> None:
-    """Copy a few numbers of two vectors."""
-    shape = _array(barrier).shape
-    counts = _array(count, shape)
-    for place, start in zip(to, come, strict=True):
-        places, starts = _array(place, shape), _array(start, shape)
-        for at, source, many in zip(places, starts, counts, strict=True):
-            assert not int(many) % int(getattr(WIDTH, "value", WIDTH)), "numbers beyond the last"
-            if many > 0:
-                ctypes.memmove(_ring.ctypes.data + int(at), int(source), 4 * int(many))
+def write(address: Any, number: Any) -> None:
+    """Numbers to the ring."""
+    places = _array(address)
+    _ring.view(np.float32)[places // 4] = _array(number, places.shape)
 
 
 def read(address: Any, like: Any, VECTOR: Any) -> Any:

@@ -8,12 +8,12 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.bulk import (
     await_turn,
-    copy_numbers,
     copy_runs,
     keep_last,
     read,
     ring_at,
     start_barriers,
+    write,
 )
 from normgrad.backends.cuda.kernels.common import (
     arrive,
@@ -38,13 +38,12 @@ def _ask(
     thread,
     ROWS: tl.constexpr,
     PACKED: tl.constexpr,
-    EVEN: tl.constexpr,
     HEAD: tl.constexpr,
     SLOT: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
     """Start copying the rows from ``first`` on: the first thread, or one for each row."""
-    dy, x, mean, rstd, dy_row, x_row = data
+    dy, x, dy_row, x_row = data
     rows, length = sizes
     base, policy = ring
     count = tl.minimum(tl.maximum(rows - first, 0), ROWS)
@@ -52,28 +51,45 @@ def _ask(
     x_bytes = length * (x.dtype.element_ty.primitive_bitwidth // 8)
     dy_bytes = length * (dy.dtype.element_ty.primitive_bitwidth // 8)
     promise = tl.where(leads, count * (x_bytes + dy_bytes), -1)
-    barrier = base + slot * 8
     to = base + (HEAD + slot * SLOT)
+    to_dy = to + ROWS * x_bytes
     zero = thread * 0
     row = first + zero
     copies = leads
-    to_x, to_dy = to, to + ROWS * x_bytes
     sizes = (zero + count * x_bytes, zero + count * dy_bytes)
     if not PACKED:
         row = first + thread
         copies = thread < count
-        to_x, to_dy = to_x + thread * x_bytes, to_dy + thread * dy_bytes
+        to, to_dy = to + thread * x_bytes, to_dy + thread * dy_bytes
         sizes = (zero + x_bytes, zero + dy_bytes)
     far = row.to(tl.int64)
     from_x = tl.where(copies, (x + far * x_row * ALIGN).to(tl.uint64), 0)
     from_dy = (dy + far * dy_row * ALIGN).to(tl.uint64)
-    copy_runs(barrier, promise, (to_x, to_dy), (from_x, from_dy), sizes, policy)
-    numbers = to + ROWS * (x_bytes + dy_bytes)
-    come = ((mean + (first + zero)).to(tl.uint64), (rstd + (first + zero)).to(tl.uint64))
-    width: tl.constexpr = 4 if ROWS % 4 == 0 and EVEN else 1
-    copy_numbers(
-        barrier, (numbers, numbers + ROWS * 4), come, tl.where(leads, count, 0), ROWS, width
-    )  # fmt: skip
+    copy_runs(base + slot * 8, promise, (to, to_dy), (from_x, from_dy), sizes, policy)
+
+
+@jit
+def _note(
+    mean,
+    rstd,
+    first,
+    stride,
+    rows,
+    at,  # where the ring has room for them
+    thread,
+    ROWS: tl.constexpr,
+    NOTED: tl.constexpr,
+):
+    """Mean and rstd of the next NOTED rows of this block, from ``first`` on; 0 for no row."""
+    tl.debug_barrier()  # all have read those before
+    left = tl.cdiv(rows - first, stride) * ROWS
+    for done in tl.range(0, tl.minimum(left, NOTED), thread.shape[0]):
+        number = done + thread
+        row = first + number // ROWS * stride + number % ROWS
+        ok = row < rows
+        write(at + number * 4, load_or(mean, row, ok, 0.0, tl.float32))
+        write(at + (number + NOTED) * 4, load_or(rstd, row, ok, 0.0, tl.float32))
+    tl.debug_barrier()
 
 
 @jit
@@ -106,6 +122,8 @@ def layer_ring(
     SLOT: tl.constexpr,  # bytes of a set of rows
     PACKED: tl.constexpr,  # rows lie one after another
     EVEN: tl.constexpr,  # so many rows that all sets are full
+    NOTED: tl.constexpr,  # rows whose statistics there is room for, a power of two
+    AGAIN: tl.constexpr,  # a block has more
     ALIGN: tl.constexpr,
     WARPS: tl.constexpr,
     MEETS: tl.constexpr,  # the programs wait for each other and join their sums
@@ -116,7 +134,8 @@ def layer_ring(
     PHASE: tl.constexpr,  # 0; in the interpreter 3: rows, 4: the joint sums
 ):
     """Rows ``ROWS * program``, then every ``ROWS * programs`` further."""
-    BYTES: tl.constexpr = HEAD + DEPTH * SLOT
+    NOTES: tl.constexpr = HEAD + DEPTH * SLOT
+    BYTES: tl.constexpr = NOTES + 8 * NOTED
     X_ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     DY_ITEM: tl.constexpr = dy.dtype.element_ty.primitive_bitwidth // 8
     X_ROW: tl.constexpr = CHUNK * CHUNKS * X_ITEM
@@ -131,8 +150,8 @@ def layer_ring(
     column = gl.arange(0, CHUNK, side)
     local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
     base = ring_at(thread * 0, BYTES)
-    start_barriers(base, DEPTH, 2)
-    data = (dy, x, mean, rstd, dy_row, x_row)
+    start_barriers(base, DEPTH, 1)
+    data = (dy, x, dy_row, x_row)
     ring = (base, keep_last(thread))
     sizes = (rows, length)
     start = program * ROWS if PHASE != 4 else rows
@@ -140,7 +159,7 @@ def layer_ring(
     for ahead in gl.static_range(DEPTH):
         later = start + ahead * stride
         _ask(
-            data, ring, ahead, later, sizes, thread, ROWS, PACKED, EVEN, HEAD, SLOT, ALIGN
+            data, ring, ahead, later, sizes, thread, ROWS, PACKED, HEAD, SLOT, ALIGN
         )  # fmt: skip
     sums_gamma = ()
     sums_beta = ()
@@ -155,21 +174,24 @@ def layer_ring(
     vectors = (column // VECTOR * VECTOR)[None, :]
     at_x = ring_at(HEAD + local[:, None] * X_ROW + vectors * X_ITEM, BYTES)
     at_dy = ring_at(HEAD + ROWS * X_ROW + local[:, None] * DY_ROW + vectors * DY_ITEM, BYTES)
-    at_mean = ring_at(HEAD + ROWS * (X_ROW + DY_ROW) + local * 4, BYTES)
+    at_mean = ring_at(NOTES + local * 4, BYTES)
+    notes = base + NOTES
+    noted = program * 0
+    _note(mean, rstd, start, stride, rows, notes, thread, ROWS, NOTED)
     place = program
     await_step_before(EARLY)  # it cleared the count
     slot = program * 0
     turn = thread * 0
     for first in tl.range(start, rows, stride):
+        if AGAIN:  # noqa: SIM102
+            if noted == NOTED:
+                _note(mean, rstd, first, stride, rows, notes, thread, ROWS, NOTED)
+                noted = 0
         await_turn(base + slot * 8, turn)
         row = first + local
-        mu = read(at_mean + slot * SLOT, mean, 1)
-        rs = read(at_mean + (slot * SLOT + ROWS * 4), rstd, 1)
-        if not EVEN:  # of rows that are not there the ring has something else
-            mu = gl.where(row < rows, mu, 0.0)
-            rs = gl.where(row < rows, rs, 0.0)
-        mu = mu[:, None]
-        rs = rs[:, None]
+        mu = read(at_mean + noted * 4, mean, 1)[:, None]
+        rs = read(at_mean + (noted + NOTED) * 4, rstd, 1)[:, None]
+        noted += ROWS
         s1 = gl.zeros([ROWS, CHUNK], tl.float32, tile)
         s2 = gl.zeros([ROWS, CHUNK], tl.float32, tile)
         xs = ()
@@ -198,7 +220,7 @@ def layer_ring(
         tl.debug_barrier()  # all have read the slot
         later = first + DEPTH * stride
         _ask(
-            data, ring, slot, later, sizes, thread, ROWS, PACKED, EVEN, HEAD, SLOT, ALIGN
+            data, ring, slot, later, sizes, thread, ROWS, PACKED, HEAD, SLOT, ALIGN
         )  # fmt: skip
         if partials is not None:  # noqa: SIM102
             if first + stride >= rows:  # dx follows, but all sums are there
