@@ -1,5 +1,7 @@
 """Plans that keep a slab on chip between its sums and its gradient: three trips to memory."""
 
+import math
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,6 +144,47 @@ class _Tiles:
     plane: int = 0  # elements of a plane, if a line of a tile has several
 
 
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """Tiles that come by bulk copies."""
+
+    spans: int  # planes that a tile touches, at most; 0: a slab is one run
+    exact: bool  # all rows of a plane are of one length,
+    even: bool  # that of a tile
+    full: int  # so many tiles are full in every block
+    head: int  # bytes of the barriers
+    tile: int  # bytes of a tile
+
+    def bytes(self, tiles: "_Tiles") -> int:
+        return self.head + 2 * tiles.depth * self.tile
+
+
+def _ring(tiles: _Tiles, itemsize: int, planes: int, run: int, step: int) -> _Ring | None:
+    """How tiles lie in the ring; None where a warp has too few threads to ask for one."""
+    rows, team = planes * tiles.pieces, tiles.team
+    lines = tiles.cols // tiles.plane if tiles.plane else tiles.rows
+    exact = tiles.piece * tiles.pieces == run
+    # Tiles start at multiples of this, in their planes.
+    start = math.gcd(team.share, lines, tiles.pieces)
+    spans = 0 if exact and step == run else (tiles.pieces - start + lines - 1) // tiles.pieces + 1
+    if spans > THREADS:
+        return None
+    least = min(team.share, rows - (team.team - 1) * team.share)
+    return _Ring(
+        spans=spans,
+        exact=exact,
+        even=tiles.piece == tiles.cols,
+        full=least // lines if exact else 0,
+        head=ceil_div(8 * tiles.depth, 128) * 128,
+        tile=_ring_tile(tiles.rows * tiles.cols * itemsize),
+    )
+
+
+def _ring_tile(nbytes: int) -> int:
+    """Bytes of a tile in the ring: 16 zeros follow."""
+    return nbytes + 16
+
+
 def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
     """Channels first; False where the slabs do not fit or the data lie unevenly."""
     spec = builder.spec
@@ -157,9 +200,15 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         return False
     planes = geometry.channels if group else layout.outer
     slabs = geometry.statistics if group else layout.channels // together
-    tiles = _cut(device, max(itemsizes), run, align, planes, slabs, group, together)
+    itemsize = max(itemsizes)
+    # A bulk copy takes multiples of 16 bytes, from and to.
+    bulk = device.capability >= 90 and len(itemsizes) == 1 and align * itemsize == 16
+    bulk = bulk and os.environ.get("PLANES_BULK") == "1"
+    tiles = _cut(device, itemsize, run, align, planes, slabs, group, together)
     if tiles is None:
         return False
+    step = x.channel if group else x.outer
+    ring = _ring(tiles, itemsize, planes, run, step) if bulk else None
     team = tiles.team
     solo = team.team == 1
     copies = _COPIES if together == 1 and team.team >= _CROWD else 1
@@ -181,13 +230,13 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "team": team.team,
         "teams": team.teams,
         "split": geometry.groups if group else None,
-        "plane_step": (x.channel if group else x.outer) // align,
+        "plane_step": step // align,
         "outer_step": (x.outer if group else x.channel * together) // align,
         "inner_step": x.channel * geometry.channels // align if group else 0,
         "count": float(geometry.count),
         "eps": spec.eps,
     }
-    reach = planes * (x.channel if group else x.outer) + run
+    reach = planes * step + run
     threads = tiles.block.warps * THREADS
     constants: dict[str, Any] = {
         "GROUP": group,
@@ -209,6 +258,13 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "ALIGN": align,
         "WIDE": reach >= 1 << 31,
         "SEATS": seats,
+        "BULK": int(os.environ.get("PLANES_TOGETHER", "1")) if ring else 0,
+        "SPANS": ring.spans if ring else 0,
+        "EXACT": ring is None or ring.exact,
+        "EVEN": ring is None or ring.even,
+        "FULL": min(ring.full, tiles.chunks) if ring else 0,
+        "HEAD": ring.head if ring else 0,
+        "TILE": ring.tile if ring else 0,
         **joint_parameters(layout, tiles.pieces, tiles.block.warps, meets=wants),
         "PHASE": 0,
     }
@@ -224,6 +280,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         warps=tiles.block.warps,
         registers=tiles.block.registers,
         aligned=True,
+        ring=ring.bytes(tiles) if ring else 0,
     )
     return True
 

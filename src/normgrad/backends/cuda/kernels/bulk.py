@@ -58,6 +58,36 @@ def start_barriers(base, COUNT: tl.constexpr, ARRIVALS: tl.constexpr):
     tl.debug_barrier()
 
 
+@triton.constexpr_function
+def _clearing(count, step):
+    lines = ["{", ".reg .pred first;", "mov.u32 $0, %tid.x;", "setp.eq.u32 first, $0, 0;"]
+    for at in range(0, count * step, step):
+        lines.append(f"@first st.shared.v4.b32 [$1 + {at}], {{0, 0, 0, 0}};")
+    return "\n".join([*lines, "}"])
+
+
+@triton.jit
+def clear_places(base, COUNT: tl.constexpr, STEP: tl.constexpr):
+    """COUNT places of 16 bytes become zeros, each STEP bytes after the one before."""
+    tl.inline_asm_elementwise(
+        _clearing(COUNT, STEP), "=&r,r", [base], dtype=tl.int32, is_pure=False, pack=1
+    )
+    tl.debug_barrier()
+
+
+@triton.jit
+def warp_number(number):
+    """This warp's in the block, from any number. What depends on it must not need other warps."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .u32 thread; mov.u32 thread, %tid.x; shr.u32 $0, thread, 5; }",
+        "=r,r",
+        [number],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
 @triton.jit
 def await_turn(barrier, turn):
     """All that was promised for this turn of a barrier, even or odd, has come.
@@ -168,10 +198,12 @@ def read(address, like, VECTOR: tl.constexpr):
 if INTERPRETED:
     from normgrad.backends.cuda.kernels.bulk_stand_in import (  # type: ignore[assignment]
         await_turn,
+        clear_places,
         copy_numbers,
         copy_runs,
         keep_last,
         read,
         ring_at,
         start_barriers,
+        warp_number,
     )

@@ -20,6 +20,10 @@ def _array(value: Any, shape: tuple[int, ...] = ()) -> Any:
     return np.broadcast_to(found, shape) if shape else found
 
 
+def _plain(number: Any) -> int:
+    return int(getattr(number, "value", number))
+
+
 def ring_at(offset: Any, BYTES: Any) -> Any:  # noqa: N803
     return offset
 
@@ -30,6 +34,18 @@ def keep_last(thread: Any) -> Any:
 
 def start_barriers(base: Any, COUNT: Any, ARRIVALS: Any) -> None:  # noqa: N803
     _ring.fill(0xFF)
+
+
+def clear_places(base: Any, COUNT: Any, STEP: Any) -> None:  # noqa: N803
+    first, count, step = int(_array(base).item()), _plain(COUNT), _plain(STEP)
+    for at in range(first, first + count * step, step):
+        assert not at & 15
+        _ring[at : at + 16] = 0
+
+
+def warp_number(number: Any) -> int:
+    """All threads are of one."""
+    return 0
 
 
 def await_turn(barrier: Any, turn: Any) -> None: ...
@@ -71,7 +87,7 @@ def copy_numbers(
 
 
 def read(address: Any, like: Any, VECTOR: Any) -> Any:  # noqa: N803
-    vector = int(getattr(VECTOR, "value", VECTOR))
+    vector = _plain(VECTOR)
     element = like.dtype.element_ty
     itemsize = element.primitive_bitwidth // 8
     shape = address.shape

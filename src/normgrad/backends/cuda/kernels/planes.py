@@ -12,6 +12,15 @@ instead of five.
 import triton
 import triton.language as tl
 
+from normgrad.backends.cuda.kernels.bulk import (
+    await_turn,
+    clear_places,
+    keep_last,
+    read,
+    ring_at,
+    start_barriers,
+    warp_number,
+)
 from normgrad.backends.cuda.kernels.common import (
     arrive,
     await_step_before,
@@ -33,6 +42,7 @@ from normgrad.backends.cuda.kernels.common import (
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 from normgrad.backends.cuda.kernels.joins import join_groups
+from normgrad.backends.cuda.kernels.plane_runs import ask_runs
 
 
 @jit
@@ -95,15 +105,20 @@ def _ask(
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
+    BULK: tl.constexpr,
 ):
     """Ask for a tile."""
-    x, dy, tiles_x, tiles_dy = data
-    at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE)
-    origin = _origin(slab, steps, ALIGN)
-    mask = mask & (slab < steps[0])
-    async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
-    async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
-    async_copy.commit_group()
+    if not BULK:
+        x, dy, tiles_x, tiles_dy = data
+        at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE)
+        origin = _origin(slab, steps, ALIGN)
+        mask = mask & (slab < steps[0])
+        async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
+        async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
+        async_copy.commit_group()
+    elif warp_number(slab) == 0:
+        come = (_origin(slab, steps, ALIGN), slab < steps[0])
+        ask_runs(data, come, slot, part, chunk, ROWS, PLANE, ALIGN, WIDE)
 
 
 @jit
@@ -222,10 +237,18 @@ def plane_slabs(
     CHANNELS: tl.constexpr,  # in tiles of so many channels
     PARTS: tl.constexpr,  # and parts
     TIMES: tl.constexpr,  # so often
+    BULK: tl.constexpr,  # tiles come by bulk copies, asked for so many at once; 0: no
+    SPANS: tl.constexpr,  # of so many planes a tile, at most; 0: a slab is one run
+    EXACT: tl.constexpr,  # all rows of a plane are of one length,
+    EVEN: tl.constexpr,  # that of a tile
+    FULL: tl.constexpr,  # so many tiles are full in every block
+    HEAD: tl.constexpr,  # bytes of the barriers
+    TILE: tl.constexpr,  # bytes of a tile in the ring
     EARLY: tl.constexpr,  # the words are cleared meanwhile
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, 2: gradient, 3: all of SOLO, 4: the end
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
+    EACH: tl.constexpr = max(BULK, 1)  # tiles that are asked for together
     LANES: tl.constexpr = min(32, COLS // VECTOR)
     # Warps one below the other; side by side where columns are added up by themselves.
     DOWN: tl.constexpr = 1 if PLANE else min(WARPS, max(1, ROWS // (32 // LANES)))
@@ -239,9 +262,18 @@ def plane_slabs(
     )
     APART: tl.constexpr = min(WARPS, BLOCK_CHANNELS)
     bins: tl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [APART, WARPS // APART], [1, 0])
-    flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
-    tiles_dy = gl.allocate_shared_memory(dy.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
+    thread = gl.arange(0, 32 * WARPS, line)
+    if BULK:
+        base = ring_at(slabs * 0, HEAD + 2 * DEPTH * TILE)
+        start_barriers(base, DEPTH, 1)
+        if FULL < CHUNKS or not EVEN:
+            clear_places(base + (HEAD + TILE - 16), 2 * DEPTH, TILE)
+        data = (x, dy, base, keep_last(slabs), thread, SPANS, EXACT, HEAD, TILE)
+    else:
+        flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
+        tiles_dy = gl.allocate_shared_memory(dy.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
+        data = (x, dy, tiles_x, tiles_dy)
     number = gl.program_id(0)
     if SEATS:
         await_step_before(EARLY)
@@ -255,18 +287,27 @@ def plane_slabs(
     if BLOCK_CHANNELS > 1:
         chan = gl.arange(0, BLOCK_CHANNELS, gl.SliceLayout(0, box))
     channels = slabs * BLOCK_CHANNELS
-    data = (x, dy, tiles_x, tiles_dy)
     steps = (slabs, split, outer_step, inner_step)
     part = (first, share, rows, pieces, magic, piece, run, plane_step, local, cols)
+    if BULK:  # where this thread's elements are in the first tile; zeros where it has none
+        vectors = cols // VECTOR * VECTOR
+        ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+        zeros = base + (HEAD + TILE - 16) + (local[:, None] + vectors[None, :]) * 0
+        if EVEN:
+            place = base + HEAD + (local[:, None] * COLS + vectors[None, :]) * ITEM
+        else:
+            length = COLS // PLANE * PLANE if PLANE else piece * ALIGN
+            place = base + HEAD + (local[:, None] * length + vectors[None, :]) * ITEM
+            place = gl.where((vectors < length)[None, :], place, zeros)
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
-        _ask(data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, PLANE, ALIGN, WIDE)
+        _ask(data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, PLANE, ALIGN, WIDE, BULK)
     await_step_before(EARLY)  # it cleared the words
     if AHEAD:
         which = first_slab * BLOCK_CHANNELS + chan
         next_one = _statistics(mean, rstd, gamma, which, channels, eps, GROUP, VARIANCE)
-    thread = gl.arange(0, 32 * WARPS, line)
     turn = slabs * 0
+    odd = slabs * 0  # whether the first slot's turn is
     zero = share >> 30
     for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
         now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
@@ -298,16 +339,32 @@ def plane_slabs(
             s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
             s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
         for chunk in gl.static_range(CHUNKS):
-            async_copy.wait_group(DEPTH - 1 - chunk + min(chunk, HELD))
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
-            tile_dy = tiles_dy.index(slot).load(tile)
-            tile_x = tiles_x.index(slot).load(tile)
+            if BULK:
+                wraps = 0 if DEPTH == CHUNKS else (turn + chunk) // DEPTH
+                await_turn(base + slot * 8, (odd + wraps) & 1)
+                at = place
+                if chunk >= FULL:
+                    seen = (now[0], share, rows, pieces, magic, piece, run, 0, local, vectors)
+                    _, mask = _elements(seen, chunk, ROWS, PLANE, ALIGN, False)
+                    at = gl.where(mask, place, zeros)
+                tile_dy = read(at + (slot * (2 * TILE) + TILE), dy, VECTOR)
+                tile_x = read(at + slot * (2 * TILE), x, VECTOR)
+            else:
+                async_copy.wait_group(DEPTH - 1 - chunk + min(chunk, HELD))
+                tile_dy = tiles_dy.index(slot).load(tile)
+                tile_x = tiles_x.index(slot).load(tile)
             if chunk < HELD:
                 held_dy = held_dy + (tile_dy,)
                 held_x = held_x + (tile_x,)
-                later = slab + (chunk + DEPTH) // CHUNKS * teams
-                number = (chunk + DEPTH) % CHUNKS
-                _ask(data, slot, later, steps, now, number, ROWS, PLANE, ALIGN, WIDE)
+            if chunk < HELD and ((chunk + 1) % EACH == 0 or chunk + 1 == HELD):
+                if BULK:
+                    tl.debug_barrier()
+                for done in gl.static_range(chunk // EACH * EACH, chunk + 1):
+                    free = done if DEPTH == CHUNKS else (turn + done) % DEPTH
+                    later = slab + (done + DEPTH) // CHUNKS * teams
+                    number = (done + DEPTH) % CHUNKS
+                    _ask(data, free, later, steps, now, number, ROWS, PLANE, ALIGN, WIDE, BULK)
             if PHASE != 2:
                 # Masked elements of dy are 0, so their x does not matter.
                 wide = widen(tile_dy)
@@ -376,13 +433,22 @@ def plane_slabs(
             slot = rest + HELD if DEPTH == CHUNKS else (turn + rest + HELD) % DEPTH
             if PHASE != 1:
                 by = weights[rest + HELD][:, None] * scale if GROUP else scale
-                wide = widen(tiles_dy.index(slot).load(tile))
-                centred = widen(tiles_x.index(slot).load(tile)) - centre
+                if BULK:
+                    wide = widen(read(place + (slot * (2 * TILE) + TILE), dy, VECTOR))
+                    centred = widen(read(place + slot * (2 * TILE), x, VECTOR)) - centre
+                else:
+                    wide = widen(tiles_dy.index(slot).load(tile))
+                    centred = widen(tiles_x.index(slot).load(tile)) - centre
                 result = wide * by + (centred * tilt + shift)
                 _write(target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE)
-            later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
-            number = (rest + HELD + DEPTH) % CHUNKS
-            _ask(data, slot, later, steps, now, number, ROWS, PLANE, ALIGN, WIDE)
+            if (rest + 1) % EACH == 0 or rest + 1 == CHUNKS - HELD:
+                if BULK:
+                    tl.debug_barrier()
+                for done in gl.static_range(rest // EACH * EACH + HELD, rest + HELD + 1):
+                    free = done if DEPTH == CHUNKS else (turn + done) % DEPTH
+                    later = slab + (done + DEPTH) // CHUNKS * teams
+                    number = (done + DEPTH) % CHUNKS
+                    _ask(data, free, later, steps, now, number, ROWS, PLANE, ALIGN, WIDE, BULK)
         for chunk in gl.static_range(HELD):
             if PHASE != 1:
                 by = weights[chunk][:, None] * scale if GROUP else scale
@@ -390,8 +456,10 @@ def plane_slabs(
                 centred = widen_again(held_x[chunk], zero) - centre
                 result = wide * by + (centred * tilt + shift)
                 _write(target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE)
+        odd += (turn + CHUNKS) // DEPTH
         turn = (turn + CHUNKS) % DEPTH
-    async_copy.wait_group(0)
+    if not BULK:
+        async_copy.wait_group(0)
     clear_stale(stale, stale_words, thread, 32 * WARPS)
     if MEETS and PHASE % 4 == 0:
         size = rows // pieces
