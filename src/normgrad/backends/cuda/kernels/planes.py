@@ -15,7 +15,6 @@ import triton.language as tl
 from normgrad.backends.cuda.kernels.bulk import (
     await_turn,
     clear_places,
-    keep_last,
     read,
     ring_at,
     start_barriers,
@@ -33,6 +32,7 @@ from normgrad.backends.cuda.kernels.common import (
     pack_pair,
     publish,
     quotient,
+    settled,
     store_as,
     sum_pairs,
     take_seat,
@@ -100,17 +100,23 @@ def _ask(
     slab,
     steps,
     part,
-    chunk,
+    CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
+    COLS: tl.constexpr,
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
     BULK: tl.constexpr,
+    SPANS: tl.constexpr,
+    EXACT: tl.constexpr,
+    FULL: tl.constexpr,
+    HEAD: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Ask for a tile."""
     if not BULK:
         x, dy, tiles_x, tiles_dy = data
-        at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE)
+        at, mask = _elements(part, CHUNK, ROWS, PLANE, ALIGN, WIDE)
         origin = _origin(slab, steps, ALIGN)
         mask = mask & (slab < steps[0])
         async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
@@ -118,7 +124,10 @@ def _ask(
         async_copy.commit_group()
     elif warp_number(slab) == 0:
         come = (_origin(slab, steps, ALIGN), slab < steps[0])
-        ask_runs(data, come, slot, part, chunk, ROWS, PLANE, ALIGN, WIDE)
+        LINES: tl.constexpr = COLS // PLANE if PLANE else ROWS
+        ask_runs(
+            data, come, slot, part, CHUNK, LINES, ALIGN, WIDE, SPANS, EXACT, FULL, HEAD, TILE
+        )  # fmt: skip
 
 
 @jit
@@ -268,7 +277,7 @@ def plane_slabs(
         start_barriers(base, DEPTH, 1)
         if FULL < CHUNKS or not EVEN:
             clear_places(base + (HEAD + TILE - 16), 2 * DEPTH, TILE)
-        data = (x, dy, base, keep_last(slabs), thread, SPANS, EXACT, HEAD, TILE)
+        data = (x, dy, base, thread)
     else:
         flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
         tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
@@ -301,7 +310,10 @@ def plane_slabs(
             place = gl.where((vectors < length)[None, :], place, zeros)
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
-        _ask(data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, PLANE, ALIGN, WIDE, BULK)
+        _ask(
+            data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, COLS, PLANE, ALIGN, WIDE, BULK,
+            SPANS, EXACT, FULL, HEAD, TILE,
+        )  # fmt: skip
     await_step_before(EARLY)  # it cleared the words
     if AHEAD:
         which = first_slab * BLOCK_CHANNELS + chan
@@ -363,8 +375,10 @@ def plane_slabs(
                 for done in gl.static_range(chunk // EACH * EACH, chunk + 1):
                     free = done if DEPTH == CHUNKS else (turn + done) % DEPTH
                     later = slab + (done + DEPTH) // CHUNKS * teams
-                    number = (done + DEPTH) % CHUNKS
-                    _ask(data, free, later, steps, now, number, ROWS, PLANE, ALIGN, WIDE, BULK)
+                    _ask(
+                        data, free, later, steps, now, (done + DEPTH) % CHUNKS, ROWS, COLS, PLANE,
+                        ALIGN, WIDE, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                    )  # fmt: skip
             if PHASE != 2:
                 # Masked elements of dy are 0, so their x does not matter.
                 wide = widen(tile_dy)
@@ -381,6 +395,9 @@ def plane_slabs(
                 else:
                     s1 += wide
                     s2 += product
+                    if BULK:
+                        s1 = settled(s1)
+                        s2 = settled(s2)
         mail = words
         if words is not None:
             mail += team.to(tl.int64) * slab * (COPIES * BLOCK_CHANNELS)
@@ -447,8 +464,10 @@ def plane_slabs(
                 for done in gl.static_range(rest // EACH * EACH + HELD, rest + HELD + 1):
                     free = done if DEPTH == CHUNKS else (turn + done) % DEPTH
                     later = slab + (done + DEPTH) // CHUNKS * teams
-                    number = (done + DEPTH) % CHUNKS
-                    _ask(data, free, later, steps, now, number, ROWS, PLANE, ALIGN, WIDE, BULK)
+                    _ask(
+                        data, free, later, steps, now, (done + DEPTH) % CHUNKS, ROWS, COLS, PLANE,
+                        ALIGN, WIDE, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                    )  # fmt: skip
         for chunk in gl.static_range(HELD):
             if PHASE != 1:
                 by = weights[chunk][:, None] * scale if GROUP else scale
