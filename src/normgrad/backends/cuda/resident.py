@@ -217,6 +217,8 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     rows = planes * tiles.pieces
     wants = group and (spec.dgamma is not None or spec.dbeta is not None)
     partials = builder.scratch(2 * slabs * rows, "float32") if wants else None
+    slab_step = x.channel * (geometry.channels if group else together)
+    even = group and x.outer == slab_step * geometry.groups
     arguments: dict[str, Argument] = {
         **layout.operands(builder, results=True),
         "partials": partials,
@@ -231,8 +233,9 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "teams": team.teams,
         "split": geometry.groups if group else None,
         "plane_step": step // align,
-        "outer_step": (x.outer if group else x.channel * together) // align,
-        "inner_step": x.channel * geometry.channels // align if group else 0,
+        "apart": geometry.groups if group and not even else None,
+        "outer_step": (x.outer if group and not even else slab_step) // align,
+        "inner_step": slab_step // align,
         "count": float(geometry.count),
         "eps": spec.eps,
     }

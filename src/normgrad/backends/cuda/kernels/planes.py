@@ -83,14 +83,27 @@ def _elements(
 @jit
 def _origin(slab, steps, ALIGN: tl.constexpr):
     """The first element of a slab."""
-    slabs, split, outer_step, inner_step = steps
-    if split is None:
+    slabs, apart, outer_step, inner_step = steps
+    if apart is None:
         at = (slab + slabs * 0).to(tl.int64) * outer_step
     else:
-        outer = (slab // split).to(tl.int64)
-        inner = (slab % split).to(tl.int64)
+        outer = (slab // apart).to(tl.int64)
+        inner = (slab % apart).to(tl.int64)
         at = outer * outer_step + inner * inner_step
     return at * ALIGN
+
+
+@jit
+def _slot(turn, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, DEPTH: tl.constexpr):
+    """A tile's slot in a round that starts at slot ``turn``, and how often the slots went round."""
+    if DEPTH == CHUNKS:
+        slot, rounds = turn * 0 + CHUNK, turn * 0
+    else:
+        slot = turn + CHUNK % DEPTH
+        more = slot >= DEPTH
+        slot = tl.where(more, slot - DEPTH, slot)
+        rounds = more.to(tl.int32) + CHUNK // DEPTH
+    return slot, rounds
 
 
 @jit
@@ -106,6 +119,7 @@ def _ask(
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
+    WARPS: tl.constexpr,
     BULK: tl.constexpr,
     SPANS: tl.constexpr,
     EXACT: tl.constexpr,
@@ -122,7 +136,7 @@ def _ask(
         async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
         async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
         async_copy.commit_group()
-    elif warp_number(slab) == 0:
+    elif warp_number(slab) == CHUNK % WARPS:
         come = (_origin(slab, steps, ALIGN), slab < steps[0])
         LINES: tl.constexpr = COLS // PLANE if PLANE else ROWS
         ask_runs(
@@ -217,7 +231,8 @@ def plane_slabs(
     run,  # elements of a plane, over ALIGN
     team,  # blocks that share a slab
     teams,
-    split,  # slabs of one image (group norm)
+    split,  # slabs of one image (group norm),
+    apart,  # if images do not follow each other as slabs do
     plane_step,
     outer_step,
     inner_step,
@@ -277,7 +292,7 @@ def plane_slabs(
         start_barriers(base, DEPTH, 1)
         if FULL < CHUNKS or not EVEN:
             clear_places(base + (HEAD + TILE - 16), 2 * DEPTH, TILE)
-        data = (x, dy, base, thread)
+        data = (x, dy, base, thread % 32)
     else:
         flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
         tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
@@ -296,7 +311,7 @@ def plane_slabs(
     if BLOCK_CHANNELS > 1:
         chan = gl.arange(0, BLOCK_CHANNELS, gl.SliceLayout(0, box))
     channels = slabs * BLOCK_CHANNELS
-    steps = (slabs, split, outer_step, inner_step)
+    steps = (slabs, apart, outer_step, inner_step)
     part = (first, share, rows, pieces, magic, piece, run, plane_step, local, cols)
     if BULK:  # where this thread's elements are in the first tile; zeros where it has none
         vectors = cols // VECTOR * VECTOR
@@ -311,8 +326,8 @@ def plane_slabs(
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
         _ask(
-            data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, COLS, PLANE, ALIGN, WIDE, BULK,
-            SPANS, EXACT, FULL, HEAD, TILE,
+            data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, COLS, PLANE, ALIGN, WIDE, WARPS,
+            BULK, SPANS, EXACT, FULL, HEAD, TILE,
         )  # fmt: skip
     await_step_before(EARLY)  # it cleared the words
     if AHEAD:
@@ -351,10 +366,9 @@ def plane_slabs(
             s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
             s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
         for chunk in gl.static_range(CHUNKS):
-            slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
+            slot, rounds = _slot(turn, chunk, CHUNKS, DEPTH)
             if BULK:
-                wraps = 0 if DEPTH == CHUNKS else (turn + chunk) // DEPTH
-                await_turn(base + slot * 8, (odd + wraps) & 1)
+                await_turn(base + slot * 8, (odd + rounds) & 1)
                 at = place
                 if chunk >= FULL:
                     seen = (now[0], share, rows, pieces, magic, piece, run, 0, local, vectors)
@@ -373,11 +387,11 @@ def plane_slabs(
                 if BULK:
                     tl.debug_barrier()
                 for done in gl.static_range(chunk // EACH * EACH, chunk + 1):
-                    free = done if DEPTH == CHUNKS else (turn + done) % DEPTH
+                    free, _ = _slot(turn, done, CHUNKS, DEPTH)
                     later = slab + (done + DEPTH) // CHUNKS * teams
                     _ask(
                         data, free, later, steps, now, (done + DEPTH) % CHUNKS, ROWS, COLS, PLANE,
-                        ALIGN, WIDE, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                        ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
                     )  # fmt: skip
             if PHASE != 2:
                 # Masked elements of dy are 0, so their x does not matter.
@@ -447,27 +461,35 @@ def plane_slabs(
         now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
         target = dx + _origin(slab, steps, ALIGN)
         for rest in gl.static_range(CHUNKS - HELD):  # first those that make room
-            slot = rest + HELD if DEPTH == CHUNKS else (turn + rest + HELD) % DEPTH
+            slot, _ = _slot(turn, rest + HELD, CHUNKS, DEPTH)
             if PHASE != 1:
-                by = weights[rest + HELD][:, None] * scale if GROUP else scale
                 if BULK:
-                    wide = widen(read(place + (slot * (2 * TILE) + TILE), dy, VECTOR))
-                    centred = widen(read(place + slot * (2 * TILE), x, VECTOR)) - centre
+                    tile_dy = read(place + (slot * (2 * TILE) + TILE), dy, VECTOR)
+                    tile_x = read(place + slot * (2 * TILE), x, VECTOR)
                 else:
-                    wide = widen(tiles_dy.index(slot).load(tile))
-                    centred = widen(tiles_x.index(slot).load(tile)) - centre
-                result = wide * by + (centred * tilt + shift)
-                _write(target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE)
-            if (rest + 1) % EACH == 0 or rest + 1 == CHUNKS - HELD:
-                if BULK:
-                    tl.debug_barrier()
-                for done in gl.static_range(rest // EACH * EACH + HELD, rest + HELD + 1):
-                    free = done if DEPTH == CHUNKS else (turn + done) % DEPTH
+                    tile_dy = tiles_dy.index(slot).load(tile)
+                    tile_x = tiles_x.index(slot).load(tile)
+            if BULK and ((rest + 1) % BULK == 0 or rest + 1 == CHUNKS - HELD):
+                tl.debug_barrier()
+                for done in gl.static_range(rest // BULK * BULK + HELD, rest + HELD + 1):
+                    free, _ = _slot(turn, done, CHUNKS, DEPTH)
                     later = slab + (done + DEPTH) // CHUNKS * teams
                     _ask(
                         data, free, later, steps, now, (done + DEPTH) % CHUNKS, ROWS, COLS, PLANE,
-                        ALIGN, WIDE, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                        ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
                     )  # fmt: skip
+            if PHASE != 1:
+                by = weights[rest + HELD][:, None] * scale if GROUP else scale
+                wide = widen(tile_dy)
+                centred = widen(tile_x) - centre
+                result = wide * by + (centred * tilt + shift)
+                _write(target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE)
+            if not BULK:
+                later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
+                _ask(
+                    data, slot, later, steps, now, (rest + HELD + DEPTH) % CHUNKS, ROWS, COLS,
+                    PLANE, ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                )  # fmt: skip
         for chunk in gl.static_range(HELD):
             if PHASE != 1:
                 by = weights[chunk][:, None] * scale if GROUP else scale
@@ -475,8 +497,8 @@ def plane_slabs(
                 centred = widen_again(held_x[chunk], zero) - centre
                 result = wide * by + (centred * tilt + shift)
                 _write(target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE)
-        odd += (turn + CHUNKS) // DEPTH
-        turn = (turn + CHUNKS) % DEPTH
+        turn, rounds = _slot(turn, CHUNKS, 0, DEPTH)
+        odd += rounds
     if not BULK:
         async_copy.wait_group(0)
     clear_stale(stale, stale_words, thread, 32 * WARPS)
