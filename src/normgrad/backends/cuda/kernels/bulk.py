@@ -76,16 +76,23 @@ def clear_places(base, COUNT: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def warp_number(number):
-    """This warp's in the block, from any number. What depends on it must not need other warps."""
-    return tl.inline_asm_elementwise(
+def is_warp(number, like):
+    """Whether this is the warp of that number. What depends on it must not need other warps."""
+    mine = tl.inline_asm_elementwise(
         "{ .reg .u32 thread; mov.u32 thread, %tid.x; shr.u32 $0, thread, 5; }",
         "=r,r",
-        [number],
+        [like],
         dtype=tl.int32,
         is_pure=True,
         pack=1,
     )
+    return mine == number
+
+
+@triton.jit
+def lane_of(thread):
+    """A thread's number in its warp."""
+    return thread % 32
 
 
 @triton.jit
@@ -201,9 +208,10 @@ if INTERPRETED:
         clear_places,
         copy_numbers,
         copy_runs,
+        is_warp,
         keep_last,
+        lane_of,
         read,
         ring_at,
         start_barriers,
-        warp_number,
     )

@@ -43,9 +43,13 @@ def clear_places(base: Any, COUNT: Any, STEP: Any) -> None:  # noqa: N803
         _ring[at : at + 16] = 0
 
 
-def warp_number(number: Any) -> int:
-    """All threads are of one."""
-    return 0
+def is_warp(number: Any, like: Any) -> bool:
+    """All threads are of one, whose turn it is."""
+    return True
+
+
+def lane_of(thread: Any) -> Any:
+    return thread
 
 
 def await_turn(barrier: Any, turn: Any) -> None: ...

@@ -15,10 +15,11 @@ import triton.language as tl
 from normgrad.backends.cuda.kernels.bulk import (
     await_turn,
     clear_places,
+    is_warp,
+    lane_of,
     read,
     ring_at,
     start_barriers,
-    warp_number,
 )
 from normgrad.backends.cuda.kernels.common import (
     arrive,
@@ -136,7 +137,7 @@ def _ask(
         async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
         async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
         async_copy.commit_group()
-    elif warp_number(slab) == CHUNK % WARPS:
+    elif is_warp(CHUNK % WARPS, slab):
         come = (_origin(slab, steps, ALIGN), slab < steps[0])
         LINES: tl.constexpr = COLS // PLANE if PLANE else ROWS
         ask_runs(
@@ -292,7 +293,7 @@ def plane_slabs(
         start_barriers(base, DEPTH, 1)
         if FULL < CHUNKS or not EVEN:
             clear_places(base + (HEAD + TILE - 16), 2 * DEPTH, TILE)
-        data = (x, dy, base, thread % 32)
+        data = (x, dy, base, lane_of(thread))
     else:
         flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
         tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
