@@ -175,7 +175,7 @@ def _ring(tiles: _Tiles, itemsize: int, planes: int, run: int, step: int) -> _Ri
         exact=exact,
         even=tiles.piece == tiles.cols,
         full=least // lines if exact else 0,
-        head=ceil_div(8 * tiles.depth, 128) * 128,
+        head=ceil_div(16 * tiles.depth, 128) * 128,
         tile=_ring_tile(tiles.rows * tiles.cols * itemsize),
     )
 
@@ -261,7 +261,8 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "ALIGN": align,
         "WIDE": reach >= 1 << 31,
         "SEATS": seats,
-        "BULK": int(os.environ.get("PLANES_TOGETHER", "1")) if ring else 0,
+        "BULK": min(int(os.environ.get("PLANES_TOGETHER", "1")), tiles.depth) if ring else 0,
+        "LOOSE": ring is not None and os.environ.get("PLANES_LOOSE") == "1",
         "SPANS": ring.spans if ring else 0,
         "EXACT": ring is None or ring.exact,
         "EVEN": ring is None or ring.even,

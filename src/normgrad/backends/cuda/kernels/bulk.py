@@ -114,6 +114,20 @@ def await_turn(barrier, turn):
 
 
 @triton.jit
+def leave(barrier):
+    """This warp has read what the barrier is about: one thread of it arrives."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred first; bar.warp.sync 0xFFFFFFFF; mov.u32 $0, %laneid; "
+        "setp.eq.u32 first, $0, 0; @first mbarrier.arrive.shared::cta.b64 _, [$1]; }",
+        "=&r,r",
+        [barrier],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def copy_runs(barrier, promise, to, come, sizes, policy):
     """Copy a run of x and one of dy for each thread that has an address of the first.
 
@@ -211,6 +225,7 @@ if INTERPRETED:
         is_warp,
         keep_last,
         lane_of,
+        leave,
         read,
         ring_at,
         start_barriers,

@@ -55,6 +55,9 @@ def lane_of(thread: Any) -> Any:
 def await_turn(barrier: Any, turn: Any) -> None: ...
 
 
+def leave(barrier: Any) -> None: ...
+
+
 def copy_runs(barrier: Any, promise: Any, to: Any, come: Any, sizes: Any, policy: Any) -> None:
     shape = _array(barrier).shape
     promised, copied = _array(promise, shape), 0

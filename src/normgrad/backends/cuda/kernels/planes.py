@@ -17,6 +17,7 @@ from normgrad.backends.cuda.kernels.bulk import (
     clear_places,
     is_warp,
     lane_of,
+    leave,
     read,
     ring_at,
     start_barriers,
@@ -111,10 +112,13 @@ def _slot(turn, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, DEPTH: tl.constexpr):
 def _ask(
     data,
     slot,
+    turn,  # of what was in the slot before
     slab,
     steps,
     part,
     CHUNK: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LOOSE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     PLANE: tl.constexpr,
@@ -138,6 +142,8 @@ def _ask(
         async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
         async_copy.commit_group()
     elif is_warp(CHUNK % WARPS, slab):
+        if LOOSE and turn is not None:
+            await_turn(data[2] + (DEPTH + slot) * 8, turn)
         come = (_origin(slab, steps, ALIGN), slab < steps[0])
         LINES: tl.constexpr = COLS // PLANE if PLANE else ROWS
         ask_runs(
@@ -263,6 +269,7 @@ def plane_slabs(
     PARTS: tl.constexpr,  # and parts
     TIMES: tl.constexpr,  # so often
     BULK: tl.constexpr,  # tiles come by bulk copies, asked for so many at once; 0: no
+    LOOSE: tl.constexpr,  # who asks for one waits for those that read the one before, not all
     SPANS: tl.constexpr,  # of so many planes a tile, at most; 0: a slab is one run
     EXACT: tl.constexpr,  # all rows of a plane are of one length,
     EVEN: tl.constexpr,  # that of a tile
@@ -291,6 +298,8 @@ def plane_slabs(
     if BULK:
         base = ring_at(slabs * 0, HEAD + 2 * DEPTH * TILE)
         start_barriers(base, DEPTH, 1)
+        if LOOSE:
+            start_barriers(base + 8 * DEPTH, DEPTH, WARPS)
         if FULL < CHUNKS or not EVEN:
             clear_places(base + (HEAD + TILE - 16), 2 * DEPTH, TILE)
         data = (x, dy, base, lane_of(thread))
@@ -327,8 +336,8 @@ def plane_slabs(
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
         _ask(
-            data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, COLS, PLANE, ALIGN, WIDE, WARPS,
-            BULK, SPANS, EXACT, FULL, HEAD, TILE,
+            data, ahead, None, slab, steps, part, ahead % CHUNKS, DEPTH, LOOSE, ROWS, COLS, PLANE,
+            ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
         )  # fmt: skip
     await_step_before(EARLY)  # it cleared the words
     if AHEAD:
@@ -384,15 +393,18 @@ def plane_slabs(
             if chunk < HELD:
                 held_dy = held_dy + (tile_dy,)
                 held_x = held_x + (tile_x,)
+                if LOOSE:
+                    leave(base + (DEPTH + slot) * 8)
             if chunk < HELD and ((chunk + 1) % EACH == 0 or chunk + 1 == HELD):
-                if BULK:
+                if BULK and not LOOSE:
                     tl.debug_barrier()
                 for done in gl.static_range(chunk // EACH * EACH, chunk + 1):
-                    free, _ = _slot(turn, done, CHUNKS, DEPTH)
+                    free, rounds = _slot(turn, done, CHUNKS, DEPTH)
                     later = slab + (done + DEPTH) // CHUNKS * teams
                     _ask(
-                        data, free, later, steps, now, (done + DEPTH) % CHUNKS, ROWS, COLS, PLANE,
-                        ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                        data, free, (odd + rounds) & 1, later, steps, now,
+                        (done + DEPTH) % CHUNKS, DEPTH, LOOSE, ROWS, COLS, PLANE, ALIGN, WIDE,
+                        WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
                     )  # fmt: skip
             if PHASE != 2:
                 # Masked elements of dy are 0, so their x does not matter.
@@ -470,14 +482,18 @@ def plane_slabs(
                 else:
                     tile_dy = tiles_dy.index(slot).load(tile)
                     tile_x = tiles_x.index(slot).load(tile)
+            if LOOSE:
+                leave(base + (DEPTH + slot) * 8)
             if BULK and ((rest + 1) % BULK == 0 or rest + 1 == CHUNKS - HELD):
-                tl.debug_barrier()
+                if not LOOSE:
+                    tl.debug_barrier()
                 for done in gl.static_range(rest // BULK * BULK + HELD, rest + HELD + 1):
-                    free, _ = _slot(turn, done, CHUNKS, DEPTH)
+                    free, rounds = _slot(turn, done, CHUNKS, DEPTH)
                     later = slab + (done + DEPTH) // CHUNKS * teams
                     _ask(
-                        data, free, later, steps, now, (done + DEPTH) % CHUNKS, ROWS, COLS, PLANE,
-                        ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                        data, free, (odd + rounds) & 1, later, steps, now,
+                        (done + DEPTH) % CHUNKS, DEPTH, LOOSE, ROWS, COLS, PLANE, ALIGN, WIDE,
+                        WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
                     )  # fmt: skip
             if PHASE != 1:
                 by = weights[rest + HELD][:, None] * scale if GROUP else scale
@@ -488,8 +504,8 @@ def plane_slabs(
             if not BULK:
                 later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
                 _ask(
-                    data, slot, later, steps, now, (rest + HELD + DEPTH) % CHUNKS, ROWS, COLS,
-                    PLANE, ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                    data, slot, None, later, steps, now, (rest + HELD + DEPTH) % CHUNKS, DEPTH,
+                    LOOSE, ROWS, COLS, PLANE, ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
                 )  # fmt: skip
         for chunk in gl.static_range(HELD):
             if PHASE != 1:
