@@ -33,6 +33,7 @@ _ALONE = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128)  # a slab 
 _FEW = Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2, most=6)
 _ALONE_BYTES = 104 << 10  # of a slab in one block of two on a multiprocessor
 _FULL = 0.9  # of a line, at least
+_ZEROS = 16  # bytes behind a tile of a ring
 _SEATS = 256  # counters for multiprocessors
 _SHORT = 512  # elements of a channel in an image: less is small
 _WHOLE = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=9)
@@ -155,8 +156,9 @@ class _Ring:
     head: int  # bytes of the barriers
     tile: int  # bytes of a tile
 
-    def bytes(self, tiles: "_Tiles") -> int:
-        return self.head + 2 * tiles.depth * self.tile
+    def nbytes(self, depth: int) -> int:
+        """Of the whole ring."""
+        return self.head + 2 * depth * self.tile
 
 
 def _ring(tiles: _Tiles, itemsize: int, planes: int, run: int, step: int) -> _Ring | None:
@@ -175,14 +177,14 @@ def _ring(tiles: _Tiles, itemsize: int, planes: int, run: int, step: int) -> _Ri
         exact=exact,
         even=tiles.piece == tiles.cols,
         full=least // lines if exact else 0,
-        head=ceil_div(16 * tiles.depth, 128) * 128,
-        tile=_ring_tile(tiles.rows * tiles.cols * itemsize),
+        head=_head(tiles.depth),
+        tile=tiles.rows * tiles.cols * itemsize + _ZEROS,
     )
 
 
-def _ring_tile(nbytes: int) -> int:
-    """Bytes of a tile in the ring: 16 zeros follow."""
-    return nbytes + 16
+def _head(depth: int) -> int:
+    """Bytes of two barriers for each tile of a ring."""
+    return ceil_div(16 * depth, 128) * 128
 
 
 def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
@@ -204,7 +206,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     # A bulk copy takes multiples of 16 bytes, from and to.
     bulk = device.capability >= 90 and len(itemsizes) == 1 and align * itemsize == 16
     bulk = bulk and os.environ.get("PLANES_BULK") == "1"
-    tiles = _cut(device, itemsize, run, align, planes, slabs, group, together)
+    tiles = _cut(device, itemsize, run, align, planes, slabs, group, together, bulk)
     if tiles is None:
         return False
     step = x.channel if group else x.outer
@@ -284,7 +286,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         warps=tiles.block.warps,
         registers=tiles.block.registers,
         aligned=True,
-        ring=ring.bytes(tiles) if ring else 0,
+        ring=ring.nbytes(tiles.depth) if ring else 0,
     )
     return True
 
@@ -312,6 +314,7 @@ def _cut(
     slabs: int,
     group: bool,
     together: int,
+    bulk: bool,
 ) -> _Tiles | None:
     """Tiles for the first block whose team is small enough."""
     lines = _flat_blocks(device, itemsize, run, together)
@@ -337,6 +340,8 @@ def _cut(
             continue
         tile_rows = elements // cols * abreast
         shared = 2 * block.chunks * block.chunk_bytes + (_sums_bytes(cols) if flat else 512)
+        if bulk:
+            shared = shared + _head(block.chunks) + 2 * block.chunks * _ZEROS
         per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
         resident = per * device.multiprocessors
         most = block.capacity * tile_rows

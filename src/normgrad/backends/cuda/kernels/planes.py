@@ -161,9 +161,13 @@ def _write(
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
-    """Dx of a tile."""
+    """Dx of a tile, which may be known to be full."""
     at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE)
+    if WHOLE:
+        # True, but the compiler does not know: without a mask it mixes tiles, and spills.
+        mask = (at * 0 + part[1]) > chunk * ROWS
     gl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)
 
 
@@ -500,12 +504,16 @@ def plane_slabs(
                 wide = widen(tile_dy)
                 centred = widen(tile_x) - centre
                 result = wide * by + (centred * tilt + shift)
-                _write(target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE)
+                _write(
+                    target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE,
+                    EVEN and rest + HELD < FULL,
+                )  # fmt: skip
             if not BULK:
                 later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
                 _ask(
                     data, slot, None, later, steps, now, (rest + HELD + DEPTH) % CHUNKS, DEPTH,
-                    LOOSE, ROWS, COLS, PLANE, ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                    LOOSE, ROWS, COLS, PLANE, ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD,
+                    TILE,
                 )  # fmt: skip
         for chunk in gl.static_range(HELD):
             if PHASE != 1:
@@ -513,7 +521,9 @@ def plane_slabs(
                 wide = widen_again(held_dy[chunk], zero)
                 centred = widen_again(held_x[chunk], zero) - centre
                 result = wide * by + (centred * tilt + shift)
-                _write(target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE)
+                _write(
+                    target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE, EVEN and chunk < FULL
+                )  # fmt: skip
         turn, rounds = _slot(turn, CHUNKS, 0, DEPTH)
         odd += rounds
     if not BULK:
