@@ -64,6 +64,8 @@ def _elements(
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
+    EXACT: tl.constexpr = False,
+    EVEN: tl.constexpr = False,
 ):
     """Offsets of a tile's elements from the slab's first, and the mask."""
     first, share, rows, pieces, _, piece, run, plane_step, local, cols = part
@@ -77,7 +79,11 @@ def _elements(
     else:
         row, plane, ok = _rows(part, chunk, ROWS)
         inside = ((row - plane * pieces) * piece * ALIGN)[:, None] + cols[None, :]
-        mask = ok[:, None] & (cols < piece * ALIGN)[None, :] & (inside < run * ALIGN)
+        mask = ok[:, None] & (cols >= 0)[None, :]
+        if not EVEN:
+            mask = mask & (cols < piece * ALIGN)[None, :]
+        if not EXACT:
+            mask = mask & (inside < run * ALIGN)
         at = (plane.to(index) * plane_step * ALIGN)[:, None] + inside
     return at, mask
 
@@ -161,11 +167,13 @@ def _write(
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
+    EXACT: tl.constexpr,
+    EVEN: tl.constexpr,
+    FULL: tl.constexpr,
 ):
     """Dx of a tile, which may be known to be full."""
-    at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE)
-    if WHOLE:
+    at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN)
+    if EVEN and FULL:
         # True, but the compiler does not know: without a mask it mixes tiles, and spills.
         mask = (at * 0 + part[1]) > chunk * ROWS
     gl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)
@@ -386,7 +394,8 @@ def plane_slabs(
                 at = place
                 if chunk >= FULL:
                     seen = (now[0], share, rows, pieces, magic, piece, run, 0, local, vectors)
-                    _, mask = _elements(seen, chunk, ROWS, PLANE, ALIGN, False)
+                    # Columns that are not there have the zeros' place already.
+                    _, mask = _elements(seen, chunk, ROWS, PLANE, ALIGN, False, EXACT, True)
                     at = gl.where(mask, place, zeros)
                 tile_dy = read(at + (slot * (2 * TILE) + TILE), dy, VECTOR)
                 tile_x = read(at + slot * (2 * TILE), x, VECTOR)
@@ -505,8 +514,8 @@ def plane_slabs(
                 centred = widen(tile_x) - centre
                 result = wide * by + (centred * tilt + shift)
                 _write(
-                    target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE,
-                    EVEN and rest + HELD < FULL,
+                    target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN,
+                    rest + HELD < FULL,
                 )  # fmt: skip
             if not BULK:
                 later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
@@ -522,7 +531,7 @@ def plane_slabs(
                 centred = widen_again(held_x[chunk], zero) - centre
                 result = wide * by + (centred * tilt + shift)
                 _write(
-                    target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE, EVEN and chunk < FULL
+                    target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN, chunk < FULL
                 )  # fmt: skip
         turn, rounds = _slot(turn, CHUNKS, 0, DEPTH)
         odd += rounds
