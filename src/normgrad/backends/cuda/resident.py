@@ -33,7 +33,6 @@ _ALONE = Block(warps=8, chunk_bytes=8 << 10, chunks=7, registers=128)  # a slab 
 _FEW = Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2, most=6)
 _ALONE_BYTES = 104 << 10  # of a slab in one block of two on a multiprocessor
 _FULL = 0.9  # of a line, at least
-_ZEROS = 16  # bytes behind a tile of a ring
 _SEATS = 256  # counters for multiprocessors
 _SHORT = 512  # elements of a channel in an image: less is small
 _WHOLE = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=9)
@@ -153,7 +152,7 @@ class _Ring:
     exact: bool  # all rows of a plane are of one length,
     even: bool  # that of a tile
     full: int  # so many tiles are full in every block
-    head: int  # bytes of the barriers
+    head: int  # bytes of the barriers and zeros
     tile: int  # bytes of a tile
 
     def nbytes(self, depth: int) -> int:
@@ -178,13 +177,13 @@ def _ring(tiles: _Tiles, itemsize: int, planes: int, run: int, step: int) -> _Ri
         even=tiles.piece == tiles.cols,
         full=least // lines if exact else 0,
         head=_head(tiles.depth),
-        tile=tiles.rows * tiles.cols * itemsize + _ZEROS,
+        tile=tiles.rows * tiles.cols * itemsize,
     )
 
 
 def _head(depth: int) -> int:
-    """Bytes of two barriers for each tile of a ring."""
-    return ceil_div(16 * depth, 128) * 128
+    """Bytes of two barriers for each tile of a ring, and of 16 zeros."""
+    return ceil_div(16 * depth + 16, 128) * 128
 
 
 def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
@@ -341,7 +340,7 @@ def _cut(
         tile_rows = elements // cols * abreast
         shared = 2 * block.chunks * block.chunk_bytes + (_sums_bytes(cols) if flat else 512)
         if bulk:
-            shared = shared + _head(block.chunks) + 2 * block.chunks * _ZEROS
+            shared += _head(block.chunks)
         per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
         resident = per * device.multiprocessors
         most = block.capacity * tile_rows

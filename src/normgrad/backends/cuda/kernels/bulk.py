@@ -58,19 +58,17 @@ def start_barriers(base, COUNT: tl.constexpr, ARRIVALS: tl.constexpr):
     tl.debug_barrier()
 
 
-@triton.constexpr_function
-def _clearing(count, step):
-    lines = ["{", ".reg .pred first;", "mov.u32 $0, %tid.x;", "setp.eq.u32 first, $0, 0;"]
-    for at in range(0, count * step, step):
-        lines.append(f"@first st.shared.v4.b32 [$1 + {at}], {{0, 0, 0, 0}};")
-    return "\n".join([*lines, "}"])
-
-
 @triton.jit
-def clear_places(base, COUNT: tl.constexpr, STEP: tl.constexpr):
-    """COUNT places of 16 bytes become zeros, each STEP bytes after the one before."""
+def clear_place(address):
+    """16 bytes of the ring become zeros."""
     tl.inline_asm_elementwise(
-        _clearing(COUNT, STEP), "=&r,r", [base], dtype=tl.int32, is_pure=False, pack=1
+        "{ .reg .pred first; mov.u32 $0, %tid.x; setp.eq.u32 first, $0, 0; "
+        "@first st.shared.v4.b32 [$1], {0, 0, 0, 0}; }",
+        "=&r,r",
+        [address],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
     )
     tl.debug_barrier()
 
@@ -219,7 +217,7 @@ def read(address, like, VECTOR: tl.constexpr):
 if INTERPRETED:
     from normgrad.backends.cuda.kernels.bulk_stand_in import (  # type: ignore[assignment]
         await_turn,
-        clear_places,
+        clear_place,
         copy_numbers,
         copy_runs,
         is_warp,

@@ -36,11 +36,10 @@ def start_barriers(base: Any, COUNT: Any, ARRIVALS: Any) -> None:  # noqa: N803
     _ring.fill(0xFF)
 
 
-def clear_places(base: Any, COUNT: Any, STEP: Any) -> None:  # noqa: N803
-    first, count, step = int(_array(base).item()), _plain(COUNT), _plain(STEP)
-    for at in range(first, first + count * step, step):
-        assert not at & 15
-        _ring[at : at + 16] = 0
+def clear_place(address: Any) -> None:
+    at = int(_array(address).item())
+    assert not at & 15
+    _ring[at : at + 16] = 0
 
 
 def is_warp(number: Any, like: Any) -> bool:

@@ -1,7 +1,6 @@
 """Tiles of `planes` by bulk copies: one run of bytes for each plane that a tile touches.
 
-A tile of the ring has its rows one after another, so that those of a plane lie as in memory. Behind
-the rows are 16 bytes of zeros: whoever has no element reads these, as if it had been filled in.
+A tile of the ring has its rows one after another, so that those of a plane lie as in memory.
 """
 
 import triton.language as tl

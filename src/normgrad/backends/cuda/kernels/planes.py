@@ -14,7 +14,7 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.bulk import (
     await_turn,
-    clear_places,
+    clear_place,
     is_warp,
     lane_of,
     leave,
@@ -313,7 +313,7 @@ def plane_slabs(
         if LOOSE:
             start_barriers(base + 8 * DEPTH, DEPTH, WARPS)
         if FULL < CHUNKS or not EVEN:
-            clear_places(base + (HEAD + TILE - 16), 2 * DEPTH, TILE)
+            clear_place(base + (HEAD - 16))
         data = (x, dy, base, lane_of(thread))
     else:
         flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -335,16 +335,16 @@ def plane_slabs(
     channels = slabs * BLOCK_CHANNELS
     steps = (slabs, apart, outer_step, inner_step)
     part = (first, share, rows, pieces, magic, piece, run, plane_step, local, cols)
-    if BULK:  # where this thread's elements are in the first tile; zeros where it has none
+    if BULK:  # where this thread's elements are in the first tile
         vectors = cols // VECTOR * VECTOR
         ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-        zeros = base + (HEAD + TILE - 16) + (local[:, None] + vectors[None, :]) * 0
         if EVEN:
-            place = base + HEAD + (local[:, None] * COLS + vectors[None, :]) * ITEM
+            place = local[:, None] * COLS + vectors[None, :]
         else:
             length = COLS // PLANE * PLANE if PLANE else piece * ALIGN
-            place = base + HEAD + (local[:, None] * length + vectors[None, :]) * ITEM
-            place = gl.where((vectors < length)[None, :], place, zeros)
+            columns = (vectors < length)[None, :] & (local >= 0)[:, None]
+            place = gl.where(columns, local[:, None] * length + vectors[None, :], 0)
+        place = base + HEAD + place * ITEM
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
         _ask(
@@ -391,14 +391,18 @@ def plane_slabs(
             slot, rounds = _slot(turn, chunk, CHUNKS, DEPTH)
             if BULK:
                 await_turn(base + slot * 8, (odd + rounds) & 1)
-                at = place
-                if chunk >= FULL:
-                    seen = (now[0], share, rows, pieces, magic, piece, run, 0, local, vectors)
-                    # Columns that are not there have the zeros' place already.
-                    _, mask = _elements(seen, chunk, ROWS, PLANE, ALIGN, False, EXACT, True)
-                    at = gl.where(mask, place, zeros)
-                tile_dy = read(at + (slot * (2 * TILE) + TILE), dy, VECTOR)
-                tile_x = read(at + slot * (2 * TILE), x, VECTOR)
+                at_x = place + slot * (2 * TILE)
+                at_dy = at_x + TILE
+                if chunk >= FULL or not EVEN:  # whoever has no element reads zeros
+                    if chunk >= FULL:
+                        seen = (now[0], share, rows, pieces, magic, piece, run, 0, local, vectors)
+                        _, mask = _elements(seen, chunk, ROWS, PLANE, ALIGN, False, EXACT, EVEN)
+                    else:
+                        mask = columns
+                    at_x = gl.where(mask, at_x, base + (HEAD - 16))
+                    at_dy = gl.where(mask, at_dy, base + (HEAD - 16))
+                tile_dy = read(at_dy, dy, VECTOR)
+                tile_x = read(at_x, x, VECTOR)
             else:
                 async_copy.wait_group(DEPTH - 1 - chunk + min(chunk, HELD))
                 tile_dy = tiles_dy.index(slot).load(tile)
