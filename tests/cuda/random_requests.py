@@ -16,12 +16,12 @@ from normgrad.plan import _make_plan, make_plan
 from normgrad.spec import Op
 
 
-def one(pick):
+def random_case(pick):
     """A case whose data are aligned and evenly laid out: what stays on chip."""
     op = pick.choice((Op.BATCH_NORM, Op.GROUP_NORM))
     groups = pick.choice((1, 2, 3, 4)) if op is Op.GROUP_NORM else 1
     channels = groups * pick.choice((1, 2, 3, 4, 8, 10))
-    inner = pick.choice(((16, 16), (7, 8), (7, 7), (12, 12), (40,), (14, 24)))
+    inner = pick.choice(((16, 16), (7, 8), (7, 7), (12, 12), (40,), (14, 24), (28, 28), (36, 10)))
     return verify.Case(
         id="random",
         op=op,
@@ -50,6 +50,7 @@ def main(count):
     plans = {}
     blocks = resident._blocks, resident._flat_blocks
     held = larger = 0  # tiles in registers; slabs that do not fit in shared memory alone
+    bulk = set()  # kinds of tiles that come by bulk copies
     for turn in range(count):
         small = pick.random() < 0.7
         tiny = {
@@ -58,20 +59,28 @@ def main(count):
         }
         backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, **tiny)
         resident._blocks, resident._flat_blocks = small_blocks(pick) if small else blocks
+        by_bulk = pick.random() < 0.6
+        resident._pays = lambda *_, answer=by_bulk: answer
         _make_plan.cache_clear()
         # Words that stay from call to call, as on a GPU's default stream, or the call's own.
         backend.BACKEND.interpreted_mail = mail if turn % 2 else None
-        case = one(pick)
+        case = random_case(pick)
         problem = verify.make_problem(case, "float32", pick.randint(0, 9))
         for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
             assert measured.ok, (case, tiny, measured)
         program = make_plan(problem.spec, "cuda").config
         plans[program.strategy] = plans.get(program.strategy, 0) + 1
         sizes = [dict(getattr(step, "constants", ())) for step in program.steps]
+        for one in sizes:
+            if one.get("BULK"):
+                full = one["FULL"] >= one["CHUNKS"]
+                bulk |= {("spans", min(one["SPANS"], 3)), ("even", one["EVEN"]), ("full", full)}
+                bulk |= {("exact", one["EXACT"]), ("more", one["CHUNKS"] > one["DEPTH"])}
         held += any(one.get("HELD") for one in sizes)
         larger += any(one.get("HELD") and one["CHUNKS"] > one["DEPTH"] for one in sizes)
     assert held > count // 5, f"{held} plans with tiles in registers"
     assert larger > count // 20, f"{larger} slabs too large for shared memory"
+    assert len(bulk) == 12, f"only these kinds of tiles by bulk copies: {sorted(bulk)}"
     assert mail.taken > count // 10, f"{mail.taken} plans with words that stay"
     print(plans.get("resident planes", 0), "of", count)
 

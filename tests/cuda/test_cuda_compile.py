@@ -30,7 +30,12 @@ PLANES = (
     ("group_norm", "8x320x64x64", "float32"),
     ("batch_norm", "2x64x128x128x128", "bfloat16"),  # more tiles than shared memory has room for
     ("batch_norm", "256x64x112x112", "float16"),
+    ("batch_norm", "256x64x112x112", "float32"),  # by bulk copies
+    ("batch_norm", "2x64x128x128x128", "float32"),
     ("group_norm", "1x512x512x512", "float32"),
+    ("group_norm", "1x512x512x512", "bfloat16"),
+    ("group_norm", "2x320x64x64", "float16"),
+    ("group_norm", "4x512x128x128", "bfloat16"),
 )
 COLUMNS = (
     ("batch_norm", "64x256x56x56", "bfloat16", "channels-last"),  # as many tiles as there is room

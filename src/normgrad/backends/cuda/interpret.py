@@ -29,6 +29,11 @@ def interpret(
     """
     steps: Sequence[Step] = program.steps
     bases: list[int | None] = [*addresses, workspace]
+    other = program.unaligned
+    if other is not None and any((bases[slot] or 0) & 15 for slot in program.slots):
+        memory = np.empty(other.workspace_bytes, np.uint8)  # as `launch._run_unaligned`
+        interpret(other, spec, addresses, memory.ctypes.data, post)
+        return
     if post is not None and program.words:
         steps = with_mail(program)
         bases += post.take(program.words)

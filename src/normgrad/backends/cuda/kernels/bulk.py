@@ -59,6 +59,41 @@ def start_barriers(base, COUNT: tl.constexpr, ARRIVALS: tl.constexpr):
 
 
 @triton.jit
+def clear_place(address):
+    """16 bytes of the ring become zeros."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred first; mov.u32 $0, %tid.x; setp.eq.u32 first, $0, 0; "
+        "@first st.shared.v4.b32 [$1], {0, 0, 0, 0}; }",
+        "=&r,r",
+        [address],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    tl.debug_barrier()
+
+
+@triton.jit
+def is_warp(number, like):
+    """Whether this is the warp of that number. What depends on it must not need other warps."""
+    mine = tl.inline_asm_elementwise(
+        "{ .reg .u32 thread; mov.u32 thread, %tid.x; shr.u32 $0, thread, 5; }",
+        "=r,r",
+        [like],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+    return mine == number
+
+
+@triton.jit
+def lane_of(thread):
+    """A thread's number in its warp."""
+    return thread % 32
+
+
+@triton.jit
 def await_turn(barrier, turn):
     """All that was promised for this turn of a barrier, even or odd, has come.
 
@@ -151,3 +186,5 @@ if INTERPRETED:
     await_turn, read, ring_at = bulk_stand_in.await_turn, bulk_stand_in.read, bulk_stand_in.ring_at
     copy_runs, write = bulk_stand_in.copy_runs, bulk_stand_in.write
     keep_last, start_barriers = bulk_stand_in.keep_last, bulk_stand_in.start_barriers
+    clear_place, is_warp = bulk_stand_in.clear_place, bulk_stand_in.is_warp
+    lane_of = bulk_stand_in.lane_of

@@ -12,6 +12,15 @@ instead of five.
 import triton
 import triton.language as tl
 
+from normgrad.backends.cuda.kernels.bulk import (
+    await_turn,
+    clear_place,
+    is_warp,
+    lane_of,
+    read,
+    ring_at,
+    start_barriers,
+)
 from normgrad.backends.cuda.kernels.common import (
     arrive,
     await_step_before,
@@ -24,6 +33,7 @@ from normgrad.backends.cuda.kernels.common import (
     pack_pair,
     publish,
     quotient,
+    settled,
     store_as,
     sum_pairs,
     take_seat,
@@ -33,6 +43,7 @@ from normgrad.backends.cuda.kernels.common import (
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 from normgrad.backends.cuda.kernels.joins import join_groups
+from normgrad.backends.cuda.kernels.plane_runs import ask_runs
 
 
 @jit
@@ -52,6 +63,8 @@ def _elements(
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
+    EXACT: tl.constexpr = False,
+    EVEN: tl.constexpr = False,
 ):
     """Offsets of a tile's elements from the slab's first, and the mask."""
     first, share, rows, pieces, _, piece, run, plane_step, local, cols = part
@@ -65,7 +78,11 @@ def _elements(
     else:
         row, plane, ok = _rows(part, chunk, ROWS)
         inside = ((row - plane * pieces) * piece * ALIGN)[:, None] + cols[None, :]
-        mask = ok[:, None] & (cols < piece * ALIGN)[None, :] & (inside < run * ALIGN)
+        mask = ok[:, None] & (cols >= 0)[None, :]
+        if not EVEN:
+            mask = mask & (cols < piece * ALIGN)[None, :]
+        if not EXACT:
+            mask = mask & (inside < run * ALIGN)
         at = (plane.to(index) * plane_step * ALIGN)[:, None] + inside
     return at, mask
 
@@ -73,14 +90,27 @@ def _elements(
 @jit
 def _origin(slab, steps, ALIGN: tl.constexpr):
     """The first element of a slab."""
-    slabs, split, outer_step, inner_step = steps
-    if split is None:
+    slabs, apart, outer_step, inner_step = steps
+    if apart is None:
         at = (slab + slabs * 0).to(tl.int64) * outer_step
     else:
-        outer = (slab // split).to(tl.int64)
-        inner = (slab % split).to(tl.int64)
+        outer = (slab // apart).to(tl.int64)
+        inner = (slab % apart).to(tl.int64)
         at = outer * outer_step + inner * inner_step
     return at * ALIGN
+
+
+@jit
+def _slot(turn, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, DEPTH: tl.constexpr):
+    """A tile's slot in a round that starts at slot ``turn``, and how often the slots went round."""
+    if DEPTH == CHUNKS:
+        slot, rounds = turn * 0 + CHUNK, turn * 0
+    else:
+        slot = turn + CHUNK % DEPTH
+        more = slot >= DEPTH
+        slot = tl.where(more, slot - DEPTH, slot)
+        rounds = more.to(tl.int32) + CHUNK // DEPTH
+    return slot, rounds
 
 
 @jit
@@ -90,20 +120,33 @@ def _ask(
     slab,
     steps,
     part,
-    chunk,
+    CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
+    WARPS: tl.constexpr,
+    BULK: tl.constexpr,
+    SPANS: tl.constexpr,
+    EXACT: tl.constexpr,
+    FULL: tl.constexpr,
+    HEAD: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Ask for a tile."""
-    x, dy, tiles_x, tiles_dy = data
-    at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE)
-    origin = _origin(slab, steps, ALIGN)
-    mask = mask & (slab < steps[0])
-    async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
-    async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
-    async_copy.commit_group()
+    if not BULK:
+        x, dy, tiles_x, tiles_dy = data
+        at, mask = _elements(part, CHUNK, ROWS, PLANE, ALIGN, WIDE)
+        origin = _origin(slab, steps, ALIGN)
+        mask = mask & (slab < steps[0])
+        async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
+        async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
+        async_copy.commit_group()
+    elif is_warp(CHUNK % WARPS, slab):
+        come = (_origin(slab, steps, ALIGN), slab < steps[0])
+        ask_runs(
+            data, come, slot, part, CHUNK, ROWS, ALIGN, WIDE, SPANS, EXACT, FULL, HEAD, TILE
+        )  # fmt: skip
 
 
 @jit
@@ -116,9 +159,15 @@ def _write(
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
+    EXACT: tl.constexpr,
+    EVEN: tl.constexpr,
+    FULL: tl.constexpr,
 ):
-    """Dx of a tile."""
-    at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE)
+    """Dx of a tile, which may be known to be full."""
+    at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN)
+    if EVEN and FULL:
+        # True, but the compiler does not know: without a mask it mixes tiles, and spills.
+        mask = (at * 0 + part[1]) > chunk * ROWS
     gl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)
 
 
@@ -193,7 +242,8 @@ def plane_slabs(
     run,  # elements of a plane, over ALIGN
     team,  # blocks that share a slab
     teams,
-    split,  # slabs of one image (group norm)
+    split,  # slabs of one image (group norm),
+    apart,  # if images do not follow each other as slabs do
     plane_step,
     outer_step,
     inner_step,
@@ -222,6 +272,13 @@ def plane_slabs(
     CHANNELS: tl.constexpr,  # in tiles of so many channels
     PARTS: tl.constexpr,  # and parts
     TIMES: tl.constexpr,  # so often
+    BULK: tl.constexpr,  # tiles come by bulk copies
+    SPANS: tl.constexpr,  # of so many planes a tile, at most; 0: a slab is one run
+    EXACT: tl.constexpr,  # all rows of a plane are of one length,
+    EVEN: tl.constexpr,  # that of a tile
+    FULL: tl.constexpr,  # so many tiles are full in every block
+    HEAD: tl.constexpr,  # bytes of the barriers
+    TILE: tl.constexpr,  # bytes of a tile in the ring
     EARLY: tl.constexpr,  # the words are cleared meanwhile
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, 2: gradient, 3: all of SOLO, 4: the end
 ):
@@ -239,9 +296,18 @@ def plane_slabs(
     )
     APART: tl.constexpr = min(WARPS, BLOCK_CHANNELS)
     bins: tl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [APART, WARPS // APART], [1, 0])
-    flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
-    tiles_dy = gl.allocate_shared_memory(dy.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
+    thread = gl.arange(0, 32 * WARPS, line)
+    if BULK:
+        base = ring_at(slabs * 0, HEAD + 2 * DEPTH * TILE)
+        start_barriers(base, DEPTH, 1)
+        if FULL < CHUNKS or not EVEN:
+            clear_place(base + (HEAD - 16))
+        data = (x, dy, base, lane_of(thread))
+    else:
+        flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
+        tiles_dy = gl.allocate_shared_memory(dy.dtype.element_ty, [DEPTH, ROWS, COLS], flat)
+        data = (x, dy, tiles_x, tiles_dy)
     number = gl.program_id(0)
     if SEATS:
         await_step_before(EARLY)
@@ -255,18 +321,30 @@ def plane_slabs(
     if BLOCK_CHANNELS > 1:
         chan = gl.arange(0, BLOCK_CHANNELS, gl.SliceLayout(0, box))
     channels = slabs * BLOCK_CHANNELS
-    data = (x, dy, tiles_x, tiles_dy)
-    steps = (slabs, split, outer_step, inner_step)
+    steps = (slabs, apart, outer_step, inner_step)
     part = (first, share, rows, pieces, magic, piece, run, plane_step, local, cols)
+    if BULK:  # where this thread's elements are in the first tile
+        vectors = cols // VECTOR * VECTOR
+        ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+        if EVEN:
+            place = local[:, None] * COLS + vectors[None, :]
+        else:
+            length = piece * ALIGN
+            columns = (vectors < length)[None, :] & (local >= 0)[:, None]
+            place = gl.where(columns, local[:, None] * length + vectors[None, :], 0)
+        place = base + HEAD + place * ITEM
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
-        _ask(data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, PLANE, ALIGN, WIDE)
+        _ask(
+            data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, PLANE, ALIGN, WIDE, WARPS,
+            BULK, SPANS, EXACT, FULL, HEAD, TILE,
+        )  # fmt: skip
     await_step_before(EARLY)  # it cleared the words
     if AHEAD:
         which = first_slab * BLOCK_CHANNELS + chan
         next_one = _statistics(mean, rstd, gamma, which, channels, eps, GROUP, VARIANCE)
-    thread = gl.arange(0, 32 * WARPS, line)
     turn = slabs * 0
+    odd = slabs * 0  # whether the first slot's turn is
     zero = share >> 30
     for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
         now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
@@ -298,16 +376,35 @@ def plane_slabs(
             s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
             s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
         for chunk in gl.static_range(CHUNKS):
-            async_copy.wait_group(DEPTH - 1 - chunk + min(chunk, HELD))
-            slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
-            tile_dy = tiles_dy.index(slot).load(tile)
-            tile_x = tiles_x.index(slot).load(tile)
+            slot, rounds = _slot(turn, chunk, CHUNKS, DEPTH)
+            if BULK:
+                await_turn(base + slot * 8, (odd + rounds) & 1)
+                at_x = place + slot * (2 * TILE)
+                at_dy = at_x + TILE
+                if chunk >= FULL or not EVEN:  # whoever has no element reads zeros
+                    if chunk >= FULL:
+                        seen = (now[0], share, rows, pieces, magic, piece, run, 0, local, vectors)
+                        _, mask = _elements(seen, chunk, ROWS, PLANE, ALIGN, False, EXACT, EVEN)
+                    else:
+                        mask = columns
+                    at_x = gl.where(mask, at_x, base + (HEAD - 16))
+                    at_dy = gl.where(mask, at_dy, base + (HEAD - 16))
+                tile_dy = read(at_dy, dy, VECTOR)
+                tile_x = read(at_x, x, VECTOR)
+            else:
+                async_copy.wait_group(DEPTH - 1 - chunk + min(chunk, HELD))
+                tile_dy = tiles_dy.index(slot).load(tile)
+                tile_x = tiles_x.index(slot).load(tile)
             if chunk < HELD:
                 held_dy = held_dy + (tile_dy,)
                 held_x = held_x + (tile_x,)
+                if BULK:
+                    tl.debug_barrier()  # all have read the slot
                 later = slab + (chunk + DEPTH) // CHUNKS * teams
-                number = (chunk + DEPTH) % CHUNKS
-                _ask(data, slot, later, steps, now, number, ROWS, PLANE, ALIGN, WIDE)
+                _ask(
+                    data, slot, later, steps, now, (chunk + DEPTH) % CHUNKS, ROWS, PLANE,
+                    ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                )  # fmt: skip
             if PHASE != 2:
                 # Masked elements of dy are 0, so their x does not matter.
                 wide = widen(tile_dy)
@@ -324,6 +421,9 @@ def plane_slabs(
                 else:
                     s1 += wide
                     s2 += product
+                    if BULK:
+                        s1 = settled(s1)
+                        s2 = settled(s2)
         mail = words
         if words is not None:
             mail += team.to(tl.int64) * slab * (COPIES * BLOCK_CHANNELS)
@@ -373,25 +473,48 @@ def plane_slabs(
         now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
         target = dx + _origin(slab, steps, ALIGN)
         for rest in gl.static_range(CHUNKS - HELD):  # first those that make room
-            slot = rest + HELD if DEPTH == CHUNKS else (turn + rest + HELD) % DEPTH
+            slot, _ = _slot(turn, rest + HELD, CHUNKS, DEPTH)
+            if PHASE != 1:
+                if BULK:
+                    tile_dy = read(place + (slot * (2 * TILE) + TILE), dy, VECTOR)
+                    tile_x = read(place + slot * (2 * TILE), x, VECTOR)
+                else:
+                    tile_dy = tiles_dy.index(slot).load(tile)
+                    tile_x = tiles_x.index(slot).load(tile)
+            later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
+            if BULK:
+                tl.debug_barrier()
+                _ask(
+                    data, slot, later, steps, now, (rest + HELD + DEPTH) % CHUNKS, ROWS, PLANE,
+                    ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                )  # fmt: skip
             if PHASE != 1:
                 by = weights[rest + HELD][:, None] * scale if GROUP else scale
-                wide = widen(tiles_dy.index(slot).load(tile))
-                centred = widen(tiles_x.index(slot).load(tile)) - centre
+                wide = widen(tile_dy)
+                centred = widen(tile_x) - centre
                 result = wide * by + (centred * tilt + shift)
-                _write(target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE)
-            later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
-            number = (rest + HELD + DEPTH) % CHUNKS
-            _ask(data, slot, later, steps, now, number, ROWS, PLANE, ALIGN, WIDE)
+                _write(
+                    target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN,
+                    rest + HELD < FULL,
+                )  # fmt: skip
+            if not BULK:
+                _ask(
+                    data, slot, later, steps, now, (rest + HELD + DEPTH) % CHUNKS, ROWS, PLANE,
+                    ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                )  # fmt: skip
         for chunk in gl.static_range(HELD):
             if PHASE != 1:
                 by = weights[chunk][:, None] * scale if GROUP else scale
                 wide = widen_again(held_dy[chunk], zero)
                 centred = widen_again(held_x[chunk], zero) - centre
                 result = wide * by + (centred * tilt + shift)
-                _write(target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE)
-        turn = (turn + CHUNKS) % DEPTH
-    async_copy.wait_group(0)
+                _write(
+                    target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN, chunk < FULL
+                )  # fmt: skip
+        turn, rounds = _slot(turn, CHUNKS, 0, DEPTH)
+        odd += rounds
+    if not BULK:
+        async_copy.wait_group(0)
     clear_stale(stale, stale_words, thread, 32 * WARPS)
     if MEETS and PHASE % 4 == 0:
         size = rows // pieces

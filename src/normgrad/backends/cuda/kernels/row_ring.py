@@ -187,11 +187,11 @@ def layer_ring(
             if noted == NOTED:
                 _note(mean, rstd, first, stride, rows, notes, thread, ROWS, NOTED)
                 noted = 0
-        await_turn(base + slot * 8, turn)
         row = first + local
         mu = read(at_mean + noted * 4, mean, 1)[:, None]
         rs = read(at_mean + (noted + NOTED) * 4, rstd, 1)[:, None]
         noted += ROWS
+        await_turn(base + slot * 8, turn)
         s1 = gl.zeros([ROWS, CHUNK], tl.float32, tile)
         s2 = gl.zeros([ROWS, CHUNK], tl.float32, tile)
         xs = ()
