@@ -30,6 +30,8 @@ REQUESTS = (
     ("batch_norm", (64, 64, 64, 64), "channels-last", "float32"),
     ("batch_norm", (4, 32, 9, 9), "channels-last", "float64"),
     ("group_norm", (4, 64, 64, 64), "contiguous", "bfloat16"),
+    ("group_norm", (64, 64, 56, 56), "contiguous", "bfloat16"),  # by bulk copies
+    ("batch_norm", (8, 20, 512, 512), "contiguous", "float32"),  # the same, in 20 rounds
     ("group_norm", (4, 64, 32, 32), "channels-last", "float32"),
     ("group_norm", (2, 8, 5, 7), "contiguous", "float64"),
     ("group_norm", (2, 8, 5, 7), "channels-last", "float64"),

@@ -112,6 +112,23 @@ def await_turn(barrier, turn):
 
 
 @triton.jit
+def all_read(like):
+    """Whatever the threads of a block asked to read of the ring has been read: it may be filled.
+
+    A barrier alone says so to threads; a bulk copy is none, and could overtake a read.
+    """
+    tl.inline_asm_elementwise(
+        "fence.proxy.async.shared::cta; mov.u32 $0, $1;",
+        "=r,r",
+        [like],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    tl.debug_barrier()
+
+
+@triton.jit
 def copy_runs(barrier, promise, to, come, sizes, policy):
     """Copy a run of x and one of dy for each thread that has an address of the first.
 
@@ -187,4 +204,4 @@ if INTERPRETED:
     copy_runs, write = bulk_stand_in.copy_runs, bulk_stand_in.write
     keep_last, start_barriers = bulk_stand_in.keep_last, bulk_stand_in.start_barriers
     clear_place, is_warp = bulk_stand_in.clear_place, bulk_stand_in.is_warp
-    lane_of = bulk_stand_in.lane_of
+    all_read, lane_of = bulk_stand_in.all_read, bulk_stand_in.lane_of

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.bulk import (
+    all_read,
     await_turn,
     clear_place,
     is_warp,
@@ -399,7 +400,7 @@ def plane_slabs(
                 held_dy = held_dy + (tile_dy,)
                 held_x = held_x + (tile_x,)
                 if BULK:
-                    tl.debug_barrier()  # all have read the slot
+                    all_read(slab)
                 later = slab + (chunk + DEPTH) // CHUNKS * teams
                 _ask(
                     data, slot, later, steps, now, (chunk + DEPTH) % CHUNKS, ROWS, PLANE,
@@ -483,7 +484,7 @@ def plane_slabs(
                     tile_x = tiles_x.index(slot).load(tile)
             later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
             if BULK:
-                tl.debug_barrier()
+                all_read(slab)
                 _ask(
                     data, slot, later, steps, now, (rest + HELD + DEPTH) % CHUNKS, ROWS, PLANE,
                     ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,

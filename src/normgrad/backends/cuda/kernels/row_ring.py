@@ -7,6 +7,7 @@ it meets. A set that has been read into registers makes room in the ring for one
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.bulk import (
+    all_read,
     await_turn,
     copy_runs,
     keep_last,
@@ -217,7 +218,7 @@ def layer_ring(
         sums_gamma = next_gamma
         sums_beta = next_beta
         t1, t2 = sum_pairs(s1, s2, 1)
-        tl.debug_barrier()  # all have read the slot
+        all_read(slot)
         later = first + DEPTH * stride
         _ask(
             data, ring, slot, later, sizes, thread, ROWS, PACKED, HEAD, SLOT, ALIGN
