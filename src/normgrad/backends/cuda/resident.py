@@ -162,10 +162,10 @@ class _Ring:
 def _pays(tiles: _Tiles, itemsize: int, group: bool) -> bool:
     """Whether bulk copies are faster than those of 16 bytes, which need no barrier for each tile.
 
-    On an H200: group norm with blocks of 8 warps (bfloat16 64x256x56x56 84.6 us instead of 87.7,
-    1x512x512x512 209.8 and 215, float32 435 and 451) and in one round or two (2x320x64x64 10.4 and
-    12.1), else 4 % less to 7 % more (4x512x128x128 59.0 and 56.4). Batch norm with one block a
-    multiprocessor: float32 2x64x128x128x128 841 and 916; other blocks 2 % less to 14 % more.
+    On an H200: group norm with blocks of 8 warps (bfloat16 64x256x56x56 86.8 us instead of 87.7,
+    1x512x512x512 212 and 215, float32 438 and 451) and in one round or two (2x320x64x64 10.3 and
+    12.1), else 3 % less to 7 % more (4x512x128x128 59.0 and 56.4). Batch norm with one block a
+    multiprocessor: float32 2x64x128x128x128 830 and 916; other blocks 2 % less to 14 % more.
     """
     if group:
         return tiles.block.warps == 8 or tiles.team.rounds <= 2

@@ -16,7 +16,6 @@ from normgrad.backends.cuda.kernels.bulk import (
     all_read,
     await_turn,
     clear_place,
-    is_warp,
     lane_of,
     read,
     ring_at,
@@ -33,7 +32,6 @@ from normgrad.backends.cuda.kernels.common import (
     load_rstd,
     pack_pair,
     publish,
-    quotient,
     settled,
     store_as,
     sum_pairs,
@@ -44,132 +42,14 @@ from normgrad.backends.cuda.kernels.common import (
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 from normgrad.backends.cuda.kernels.joins import join_groups
-from normgrad.backends.cuda.kernels.plane_runs import ask_runs
-
-
-@jit
-def _rows(part, chunk, ROWS: tl.constexpr):
-    """The rows of a tile in their slab, their planes, and whether they are this block's."""
-    first, share, rows, _, magic, _, _, _, local, _ = part
-    inside = chunk * ROWS + local
-    row = first + inside
-    return row, quotient(row, magic), (inside < share) & (row < rows)
-
-
-@jit
-def _elements(
-    part,
-    chunk,
-    ROWS: tl.constexpr,
-    PLANE: tl.constexpr,
-    ALIGN: tl.constexpr,
-    WIDE: tl.constexpr,
-    EXACT: tl.constexpr = False,
-    EVEN: tl.constexpr = False,
-):
-    """Offsets of a tile's elements from the slab's first, and the mask."""
-    first, share, rows, pieces, _, piece, run, plane_step, local, cols = part
-    index: tl.constexpr = tl.int64 if WIDE else tl.int32
-    if PLANE:
-        ABREAST: tl.constexpr = cols.shape[0] // PLANE
-        place = ((chunk * ROWS + local) * ABREAST)[:, None] + (cols // PLANE)[None, :]
-        row = first + place
-        mask = (place < share) & (row < rows) & (cols < ABREAST * PLANE)[None, :]
-        at = row.to(index) * (plane_step * ALIGN) + (cols % PLANE)[None, :]
-    else:
-        row, plane, ok = _rows(part, chunk, ROWS)
-        inside = ((row - plane * pieces) * piece * ALIGN)[:, None] + cols[None, :]
-        mask = ok[:, None] & (cols >= 0)[None, :]
-        if not EVEN:
-            mask = mask & (cols < piece * ALIGN)[None, :]
-        if not EXACT:
-            mask = mask & (inside < run * ALIGN)
-        at = (plane.to(index) * plane_step * ALIGN)[:, None] + inside
-    return at, mask
-
-
-@jit
-def _origin(slab, steps, ALIGN: tl.constexpr):
-    """The first element of a slab."""
-    slabs, apart, outer_step, inner_step = steps
-    if apart is None:
-        at = (slab + slabs * 0).to(tl.int64) * outer_step
-    else:
-        outer = (slab // apart).to(tl.int64)
-        inner = (slab % apart).to(tl.int64)
-        at = outer * outer_step + inner * inner_step
-    return at * ALIGN
-
-
-@jit
-def _slot(turn, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, DEPTH: tl.constexpr):
-    """A tile's slot in a round that starts at slot ``turn``, and how often the slots went round."""
-    if DEPTH == CHUNKS:
-        slot, rounds = turn * 0 + CHUNK, turn * 0
-    else:
-        slot = turn + CHUNK % DEPTH
-        more = slot >= DEPTH
-        slot = tl.where(more, slot - DEPTH, slot)
-        rounds = more.to(tl.int32) + CHUNK // DEPTH
-    return slot, rounds
-
-
-@jit
-def _ask(
-    data,
-    slot,
-    slab,
-    steps,
-    part,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-    PLANE: tl.constexpr,
-    ALIGN: tl.constexpr,
-    WIDE: tl.constexpr,
-    WARPS: tl.constexpr,
-    BULK: tl.constexpr,
-    SPANS: tl.constexpr,
-    EXACT: tl.constexpr,
-    FULL: tl.constexpr,
-    HEAD: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Ask for a tile."""
-    if not BULK:
-        x, dy, tiles_x, tiles_dy = data
-        at, mask = _elements(part, CHUNK, ROWS, PLANE, ALIGN, WIDE)
-        origin = _origin(slab, steps, ALIGN)
-        mask = mask & (slab < steps[0])
-        async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
-        async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
-        async_copy.commit_group()
-    elif is_warp(CHUNK % WARPS, slab):
-        come = (_origin(slab, steps, ALIGN), slab < steps[0])
-        ask_runs(
-            data, come, slot, part, CHUNK, ROWS, ALIGN, WIDE, SPANS, EXACT, FULL, HEAD, TILE
-        )  # fmt: skip
-
-
-@jit
-def _write(
-    dx,
-    result,
-    part,
-    chunk,
-    ROWS: tl.constexpr,
-    PLANE: tl.constexpr,
-    ALIGN: tl.constexpr,
-    WIDE: tl.constexpr,
-    EXACT: tl.constexpr,
-    EVEN: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    """Dx of a tile, which may be known to be full."""
-    at, mask = _elements(part, chunk, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN)
-    if EVEN and FULL:
-        # True, but the compiler does not know: without a mask it mixes tiles, and spills.
-        mask = (at * 0 + part[1]) > chunk * ROWS
-    gl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)
+from normgrad.backends.cuda.kernels.plane_tiles import (
+    ask,
+    elements_of,
+    origin_of,
+    rows_of,
+    slot_of,
+    write_tile,
+)
 
 
 @jit
@@ -336,7 +216,7 @@ def plane_slabs(
         place = base + HEAD + place * ITEM
     for ahead in gl.static_range(DEPTH):
         slab = first_slab + ahead // CHUNKS * teams
-        _ask(
+        ask(
             data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, PLANE, ALIGN, WIDE, WARPS,
             BULK, SPANS, EXACT, FULL, HEAD, TILE,
         )  # fmt: skip
@@ -369,7 +249,7 @@ def plane_slabs(
         if GROUP:
             group_start = (slab % split) * (rows // pieces)
             for chunk in gl.static_range(CHUNKS):
-                _, plane, ok = _rows(now, chunk, ROWS)
+                _, plane, ok = rows_of(now, chunk, ROWS)
                 weights = weights + (load_or(gamma, group_start + plane, ok, 1.0, tl.float32),)
             s1 = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
             s2 = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
@@ -377,7 +257,7 @@ def plane_slabs(
             s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
             s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
         for chunk in gl.static_range(CHUNKS):
-            slot, rounds = _slot(turn, chunk, CHUNKS, DEPTH)
+            slot, rounds = slot_of(turn, chunk, CHUNKS, DEPTH)
             if BULK:
                 await_turn(base + slot * 8, (odd + rounds) & 1)
                 at_x = place + slot * (2 * TILE)
@@ -385,7 +265,7 @@ def plane_slabs(
                 if chunk >= FULL or not EVEN:  # whoever has no element reads zeros
                     if chunk >= FULL:
                         seen = (now[0], share, rows, pieces, magic, piece, run, 0, local, vectors)
-                        _, mask = _elements(seen, chunk, ROWS, PLANE, ALIGN, False, EXACT, EVEN)
+                        _, mask = elements_of(seen, chunk, ROWS, PLANE, ALIGN, False, EXACT, EVEN)
                     else:
                         mask = columns
                     at_x = gl.where(mask, at_x, base + (HEAD - 16))
@@ -402,7 +282,7 @@ def plane_slabs(
                 if BULK:
                     all_read(slab)
                 later = slab + (chunk + DEPTH) // CHUNKS * teams
-                _ask(
+                ask(
                     data, slot, later, steps, now, (chunk + DEPTH) % CHUNKS, ROWS, PLANE,
                     ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
                 )  # fmt: skip
@@ -413,7 +293,7 @@ def plane_slabs(
                 if GROUP:
                     r1, r2 = sum_pairs(wide, product, 1)
                     if partials is not None:
-                        row, _, ok = _rows(now, chunk, ROWS)
+                        row, _, ok = rows_of(now, chunk, ROWS)
                         to = rows.to(tl.int64) * slab + row
                         gl.store(partials + to, r1, mask=ok)
                         gl.store(partials + slabs.to(tl.int64) * rows + to, r2, mask=ok)
@@ -472,9 +352,9 @@ def plane_slabs(
             if BLOCK_CHANNELS > 1:
                 tilt, shift = _spread(tilt, shift, col_chan)
         now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
-        target = dx + _origin(slab, steps, ALIGN)
+        target = dx + origin_of(slab, steps, ALIGN)
         for rest in gl.static_range(CHUNKS - HELD):  # first those that make room
-            slot, _ = _slot(turn, rest + HELD, CHUNKS, DEPTH)
+            slot, _ = slot_of(turn, rest + HELD, CHUNKS, DEPTH)
             if PHASE != 1:
                 if BULK:
                     tile_dy = read(place + (slot * (2 * TILE) + TILE), dy, VECTOR)
@@ -485,7 +365,7 @@ def plane_slabs(
             later = slab + (rest + HELD + DEPTH) // CHUNKS * teams
             if BULK:
                 all_read(slab)
-                _ask(
+                ask(
                     data, slot, later, steps, now, (rest + HELD + DEPTH) % CHUNKS, ROWS, PLANE,
                     ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
                 )  # fmt: skip
@@ -494,12 +374,12 @@ def plane_slabs(
                 wide = widen(tile_dy)
                 centred = widen(tile_x) - centre
                 result = wide * by + (centred * tilt + shift)
-                _write(
+                write_tile(
                     target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN,
                     rest + HELD < FULL,
                 )  # fmt: skip
             if not BULK:
-                _ask(
+                ask(
                     data, slot, later, steps, now, (rest + HELD + DEPTH) % CHUNKS, ROWS, PLANE,
                     ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
                 )  # fmt: skip
@@ -509,10 +389,10 @@ def plane_slabs(
                 wide = widen_again(held_dy[chunk], zero)
                 centred = widen_again(held_x[chunk], zero) - centre
                 result = wide * by + (centred * tilt + shift)
-                _write(
+                write_tile(
                     target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN, chunk < FULL
                 )  # fmt: skip
-        turn, rounds = _slot(turn, CHUNKS, 0, DEPTH)
+        turn, rounds = slot_of(turn, CHUNKS, 0, DEPTH)
         odd += rounds
     if not BULK:
         async_copy.wait_group(0)
