@@ -51,6 +51,7 @@ class Launch:
         sizes = ", ".join(f"{name}={value}" for name, value in self.constants)
         limit = f", {self.registers} registers" if self.registers else ""
         mode = (", cooperative" if self.cooperative else "") + (", early" if self.early else "")
+        mode += f", {self.ring} bytes of ring" if self.ring else ""
         blocks = "x".join(str(size) for size in self.grid)
         return f"{self.kernel}[{blocks}] {self.warps} warps{limit}{mode} ({sizes})"
 

@@ -1,7 +1,7 @@
 """Bulk copies in Triton's interpreter: bytes of host memory, copied as soon as they are asked for.
 
 Blocks run one after another, so one ring is enough. It starts as NaN: what is read without having
-been copied shows.
+been copied shows. A copy to what was read must come after `all_read`.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import triton.language as tl
 
 _MOST = 1 << 18  # bytes of a ring
 _ring = np.empty(_MOST, np.uint8)
+_reading = np.zeros(_MOST, bool)  # bytes that were read since all were said to have been
 
 
 def _array(value: Any, shape: tuple[int, ...] = ()) -> Any:
@@ -33,6 +34,7 @@ def keep_last(thread: Any) -> Any:
 def start_barriers(base: Any, COUNT: Any, ARRIVALS: Any) -> None:
     """A block starts."""
     _ring.fill(0xFF)
+    _reading.fill(False)
 
 
 def clear_place(address: Any) -> None:
@@ -58,6 +60,7 @@ def await_turn(barrier: Any, turn: Any) -> None:
 
 def all_read(like: Any) -> None:
     """One block, one thread."""
+    _reading.fill(False)
 
 
 def copy_runs(barrier: Any, promise: Any, to: Any, come: Any, sizes: Any, policy: Any) -> None:
@@ -76,6 +79,7 @@ def copy_runs(barrier: Any, promise: Any, to: Any, come: Any, sizes: Any, policy
 def _copy(to: int, source: int, count: int) -> None:
     assert not (to | source | count) & 15, "a bulk copy of what is no multiple of 16 bytes"
     assert 0 <= to <= _MOST - count
+    assert not _reading[to : to + count].any(), "a copy to what others may not have read yet"
     ctypes.memmove(_ring.ctypes.data + to, source, count)
 
 
@@ -95,6 +99,7 @@ def read(address: Any, like: Any, VECTOR: Any) -> Any:
     assert (flat == flat[:, :1]).all(), "neighbours with different addresses"
     inside = np.arange(vector) * itemsize
     at = (flat + inside)[..., None] + np.arange(itemsize)
+    _reading[at] = True
     kind = {2: np.uint16, 4: np.uint32}[itemsize]
     bits = np.ascontiguousarray(_ring[at]).view(kind).reshape(tuple(int(n) for n in shape))
     integer = {2: tl.uint16, 4: tl.uint32}[itemsize]
