@@ -38,6 +38,34 @@ def join_rows(
     store_as(dbeta, column, t2, ok)
 
 
+@jit
+def join_slices(
+    tally,
+    thread,
+    sums,  # partials, dgamma, dbeta
+    sizes,  # partials of a column, columns
+    first,  # slice of columns for this block,
+    blocks,  # then every so many further
+    DOWN: tl.constexpr,
+    TIMES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """The end of a layer norm kernel: everybody has arrived, each block joins some columns."""
+    LANES: tl.constexpr = min(16, WIDTH // 4)
+    box: tl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    partials, dgamma, dbeta = sums
+    programs, cols = sizes
+    down = gl.arange(0, DOWN, gl.SliceLayout(1, box))
+    across = gl.arange(0, WIDTH, gl.SliceLayout(0, box))
+    await_all(tally, thread)
+    for block in tl.range(first, tl.cdiv(cols, WIDTH), blocks):
+        column = block * WIDTH + across
+        join_rows(
+            partials, dgamma, dbeta, programs, cols, down, column, DOWN, TIMES, tl.float32
+        )  # fmt: skip
+
+
 @triton.jit
 def join_parameters(
     partials,  # [2, samples, channels, splits]

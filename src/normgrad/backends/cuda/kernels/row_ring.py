@@ -18,7 +18,6 @@ from normgrad.backends.cuda.kernels.bulk import (
 )
 from normgrad.backends.cuda.kernels.common import (
     arrive,
-    await_all,
     await_step_before,
     clear_stale,
     load_or,
@@ -26,7 +25,7 @@ from normgrad.backends.cuda.kernels.common import (
     widen,
 )
 from normgrad.backends.cuda.kernels.gluon import gl, jit
-from normgrad.backends.cuda.kernels.joins import join_rows
+from normgrad.backends.cuda.kernels.joins import join_slices
 
 
 @jit
@@ -245,16 +244,9 @@ def layer_ring(
         slot = tl.where(slot == DEPTH, 0, slot)
     if MEETS:
         clear_stale(stale, stale_words, thread, 32 * WARPS)
-        blocks = tl.cdiv(length, WIDTH)
         # Those that come last, whom everybody waits for, have little or nothing to add up.
-        if place < blocks and PHASE % 4 == 0:
-            LANES: tl.constexpr = min(16, WIDTH // 4)
-            box: tl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-            down = gl.arange(0, DOWN, gl.SliceLayout(1, box))
-            across = gl.arange(0, WIDTH, gl.SliceLayout(0, box))
-            await_all(words + tally, thread)
-            for block in tl.range(place, blocks, programs):
-                there = block * WIDTH + across
-                join_rows(
-                    partials, dgamma, dbeta, programs, length, down, there, DOWN, TIMES, tl.float32
-                )  # fmt: skip
+        if place < tl.cdiv(length, WIDTH) and PHASE % 4 == 0:
+            join_slices(
+                words + tally, thread, (partials, dgamma, dbeta), (programs, length), place,
+                programs, DOWN, TIMES, WIDTH, WARPS,
+            )  # fmt: skip

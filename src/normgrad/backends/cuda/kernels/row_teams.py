@@ -12,7 +12,6 @@ import triton.language as tl
 from normgrad.backends.cuda.kernels.common import (
     INTERPRETED,
     arrive,
-    await_all,
     await_step_before,
     await_words,
     clear_stale,
@@ -25,7 +24,7 @@ from normgrad.backends.cuda.kernels.common import (
     widen,
 )
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
-from normgrad.backends.cuda.kernels.joins import join_rows
+from normgrad.backends.cuda.kernels.joins import join_slices
 
 
 @triton.jit
@@ -224,13 +223,7 @@ def layer_teams(
         arrive(words + tally)
     clear_stale(stale, stale_words, partner, THREADS)
     if MEETS and PHASE % 4 == 0:
-        LANES: tl.constexpr = min(16, WIDTH // 4)
-        across: tl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-        down = gl.arange(0, DOWN, gl.SliceLayout(1, across))
-        side = gl.arange(0, WIDTH, gl.SliceLayout(0, across))
-        await_all(words + tally, partner)
-        for block in tl.range(gl.program_id(0), tl.cdiv(length, WIDTH), team * teams):
-            there = block * WIDTH + side
-            join_rows(
-                partials, dgamma, dbeta, teams, length, down, there, DOWN, TIMES, tl.float32
-            )  # fmt: skip
+        join_slices(
+            words + tally, partner, (partials, dgamma, dbeta), (teams, length), gl.program_id(0),
+            team * teams, DOWN, TIMES, WIDTH, WARPS,
+        )  # fmt: skip
