@@ -28,7 +28,7 @@ REQUESTS = {
     "resident batch norm, bulk copies": ("batch_norm", "2x20x128x128x128", "float32"),
     "resident group norm": ("group_norm", "8x320x64x64", "float32"),
     "resident group norm, bulk copies": ("group_norm", "8x320x64x64", "bfloat16"),
-    "resident group norm, one block": ("group_norm", "64x64x56x56", "bfloat16"),
+    "resident group norm, bulk copies, one block": ("group_norm", "16x256x56x56", "bfloat16"),
     "two passes, planes": ("batch_norm", "16x64x28x28", "float64"),
     "two passes, columns": ("batch_norm", "16x64x28x28", "float64", "channels-last"),
     "resident columns": ("batch_norm", "64x512x14x14", "bfloat16", "channels-last"),

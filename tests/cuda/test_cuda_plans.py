@@ -485,6 +485,8 @@ def test_the_requests_for_gpus_launch_every_kernel_that_waits():
     assert any(one["CHUNKS"] > one["DEPTH"] for one in slabs)  # some of it in registers
     assert any(one["BLOCK_CHANNELS"] > 1 for one in slabs)
     assert any(one["SEATS"] for one in slabs)
+    bulk = [one for one in slabs if one["BULK"]]
+    assert {(one["GROUP"], one["SOLO"]) for one in bulk} == {(0, 0), (1, 0), (1, 1)}
     columns = met["columns.column_slabs"]
     assert any(one["OWN"] for one in columns)
     assert any(one["GROUP"] for one in columns)

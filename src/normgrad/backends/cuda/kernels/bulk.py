@@ -42,18 +42,18 @@ def keep_last(thread):
 
 
 @triton.constexpr_function
-def _starting(count, arrivals):
+def _starting(count):
     lines = ["{", ".reg .pred first;", "mov.u32 $0, %tid.x;", "setp.eq.u32 first, $0, 0;"]
     init = "@first mbarrier.init.shared::cta.b64"
-    lines += [f"{init} [$1 + {8 * number}], {arrivals};" for number in range(count)]
+    lines += [f"{init} [$1 + {8 * number}], 1;" for number in range(count)]
     return "\n".join([*lines, "@first fence.mbarrier_init.release.cluster;", "}"])
 
 
 @triton.jit
-def start_barriers(base, COUNT: tl.constexpr, ARRIVALS: tl.constexpr):
-    """COUNT barriers at the start of the ring; so many threads arrive at each for a turn of it."""
+def start_barriers(base, COUNT: tl.constexpr):
+    """COUNT barriers at the start of the ring; one thread arrives at each for a turn of it."""
     tl.inline_asm_elementwise(
-        _starting(COUNT, ARRIVALS), "=&r,r", [base], dtype=tl.int32, is_pure=False, pack=1
+        _starting(COUNT), "=&r,r", [base], dtype=tl.int32, is_pure=False, pack=1
     )
     tl.debug_barrier()
 

@@ -31,7 +31,7 @@ def keep_last(thread: Any) -> Any:
     return thread
 
 
-def start_barriers(base: Any, COUNT: Any, ARRIVALS: Any) -> None:
+def start_barriers(base: Any, COUNT: Any) -> None:
     """A block starts."""
     _ring.fill(0xFF)
     _reading.fill(False)

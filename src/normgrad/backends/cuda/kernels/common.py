@@ -258,27 +258,16 @@ def widen_again(tile, zero):
 
 @triton.jit
 def fresh(number):
-    """The same number, but what is made of it cannot be kept from round to round.
+    """The same number, made here: neither kept from rounds before nor put off.
 
-    Offsets of unrolled tiles are all alike in each round; kept, they are spilled.
+    Offsets of unrolled tiles are all alike in each round; kept, they are spilled. Sums of unrolled
+    tiles are added up at the end if they can be; all that they are made of is spilled until then.
     """
     if INTERPRETED:
         same = number
     else:
         same = tl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1
-        )
-    return same
-
-
-@triton.jit
-def settled(sums):
-    """The same sums, added up here: not later, with all that they are made of kept until then."""
-    if INTERPRETED:
-        same = sums
-    else:
-        same = tl.inline_asm_elementwise(
-            "mov.f32 $0, $1;", "=f,f", [sums], dtype=tl.float32, is_pure=False, pack=1
+            "mov.b32 $0, $1;", "=r,r", [number], dtype=number.dtype, is_pure=False, pack=1
         )
     return same
 

@@ -32,7 +32,6 @@ from normgrad.backends.cuda.kernels.common import (
     load_rstd,
     pack_pair,
     publish,
-    settled,
     store_as,
     sum_pairs,
     take_seat,
@@ -180,7 +179,7 @@ def plane_slabs(
     thread = gl.arange(0, 32 * WARPS, line)
     if BULK:
         base = ring_at(slabs * 0, HEAD + 2 * DEPTH * TILE)
-        start_barriers(base, DEPTH, 1)
+        start_barriers(base, DEPTH)
         if FULL < CHUNKS or not EVEN:
             clear_place(base + (HEAD - 16))
         data = (x, dy, base, lane_of(thread))
@@ -303,8 +302,8 @@ def plane_slabs(
                     s1 += wide
                     s2 += product
                     if BULK:
-                        s1 = settled(s1)
-                        s2 = settled(s2)
+                        s1 = fresh(s1)
+                        s2 = fresh(s2)
         mail = words
         if words is not None:
             mail += team.to(tl.int64) * slab * (COPIES * BLOCK_CHANNELS)

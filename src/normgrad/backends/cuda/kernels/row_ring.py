@@ -150,7 +150,7 @@ def layer_ring(
     column = gl.arange(0, CHUNK, side)
     local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
     base = ring_at(thread * 0, BYTES)
-    start_barriers(base, DEPTH, 1)
+    start_barriers(base, DEPTH)
     data = (dy, x, dy_row, x_row)
     ring = (base, keep_last(thread))
     sizes = (rows, length)
