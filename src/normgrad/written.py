@@ -10,11 +10,17 @@ from typing import Any, NamedTuple
 from normgrad.hostmem import ask_huge_pages
 from normgrad.spec import ROLES
 
-# A tensor to be made by an operand, arrays[source].new_empty_strided(shape, strides, dtype): its
-# slot, source, shape (None: it is just like the operand), strides, and its dtype if not the same.
-# Where it is made in another way, the function that does; or None and how many bytes are to be on
-# huge pages. Of one that the caller gives the slot alone.
+# A tensor to be made: its slot, shape, strides and type; then, if it is made in another way, the
+# function that does, or None and how many bytes are to be on huge pages. Of one that the caller
+# gives the slot alone.
 Result = tuple[Any, ...]
+
+
+class Roads(NamedTuple):
+    """What a call needs besides its launch."""
+
+    general: Callable[..., tuple[Any, ...] | None]  # of (operands, out), for all else
+    empty: Callable[..., Any]  # a tensor of this shape, strides and type
 
 
 class Given(NamedTuple):
@@ -36,34 +42,35 @@ class Source:
         self,
         operands: Sequence[bool],
         results: Sequence[Result | None],
+        roads: Roads,
         given: Given | None = None,
     ) -> None:
-        self.names: dict[str, Any] = {"ask_huge_pages": ask_huge_pages}
+        self.names: dict[str, Any] = {"ask_huge_pages": ask_huge_pages, **roads._asdict()}
         self.slots = {slot for slot, here in enumerate(operands) if here}
         self.lines = [f"{', '.join(f'a{slot}' for slot in range(len(operands)))}, = arrays"]
         self.lines += [f"p{slot} = a{slot}.data_ptr()" for slot in sorted(self.slots)]
-        written = [one for one in results if one is not None]
-        self.slots |= {slot for slot, *_ in written}
+        self._results = [one for one in results if one is not None]
         answer = ", ".join("None" if one is None else f"r{one[0]}" for one in results)
         self.ending = [f"return ({answer},)"]
-        if given is None:
-            self._make(written)
-        else:
+        self._given = given is not None
+        if given is not None:
             self._take(results, given)
 
-    def _make(self, results: Sequence[Result]) -> None:
+    def results(self, unless: str | None = None) -> None:
+        """Make new results; where ``unless`` holds of the addresses until then, call in general."""
+        if unless is not None:
+            self.lines.append(f"if {unless}: return general(arrays, out)")
+        if self._given:
+            return
         names = self.names
-        for slot, source, shape, strides, dtype, *own in results:
+        for slot, shape, strides, dtype, *own in self._results:
+            self.slots.add(slot)
             if own and own[0]:
                 names[f"make{slot}"] = own[0]
                 self.lines += [f"r{slot} = make{slot}()", f"p{slot} = r{slot}.data_ptr()"]
                 continue
             names |= {f"shape{slot}": shape, f"strides{slot}": strides, f"dtype{slot}": dtype}
-            kind = "" if dtype is None else f", dtype=dtype{slot}"
-            made = f"a{source}.new_empty_strided(shape{slot}, strides{slot}{kind})"
-            self.lines.append(
-                f"r{slot} = {made if shape is not None else f'empty_like(a{source})'}"
-            )
+            self.lines.append(f"r{slot} = empty(shape{slot}, strides{slot}, dtype{slot})")
             self.lines.append(f"p{slot} = r{slot}.data_ptr()")
             if own:
                 self.lines.append(f"ask_huge_pages(p{slot}, {own[1]})")
@@ -74,7 +81,8 @@ class Source:
         Whichever thread set ``last``, and between which lines: all of it was found apart.
         """
         self.names |= {**given._asdict(), "last": None}
-        slots = [one[0] for one in results if one is not None]
+        slots = [one[0] for one in self._results]
+        self.slots |= set(slots)
         taken = ", ".join("_" if one is None else f"r{one[0]}" for one in results)
         here = ", ".join(f"p{slot}" for slot in sorted(self.slots))
         self.lines += ["global last", f"{taken}, = out"]

@@ -107,6 +107,7 @@ def compiled(tmp_path):
 
     def build(step, capability, aligned=True):
         made = launch.compile_step(step, capability, aligned)
+        takes_what_a_launcher_gives(step, made.asm["ptx"])
         path = tmp_path / "kernel.cubin"
         path.write_bytes(made.asm["cubin"])
         usage = re.search(r"REG:(\d+) STACK:(\d+)", tool("cuobjdump", "-res-usage", path))
@@ -114,6 +115,16 @@ def compiled(tmp_path):
         return made.metadata, registers, stack, tool("nvdisasm", "-c", path)
 
     return build
+
+
+def takes_what_a_launcher_gives(step, code):
+    """The arguments that are no constants, in their order, and two addresses of Triton's."""
+    types = launch.signature_of(step)
+    names = launch.kernel_of(step.kernel).arg_names
+    given = [types[name] for name in names if name in types]
+    bits = ["64" if one[0] == "*" or one.endswith("64") else "32" for one in given]
+    entry = code[code.index(".entry") :]
+    assert re.findall(r"\.param \.[bfus](\d+)", entry[: entry.index("{")]) == [*bits, "64", "64"]
 
 
 # Odd sizes: channels taken together with long rows, large teams, a plane in one row.
@@ -202,7 +213,7 @@ def test_a_step_beyond_the_last_row_does_not_overflow(compiled):
     """Rows just below 2**31: programs go on, and ask for data, up to 12672 rows further."""
     step = launches(plan("layer_norm", "2147483640x1", "float32"))[-1]
     assert dict(step.constants)["AHEAD"]
-    assert launch.signature_of(step, double=False)["rows"] == "i64"
+    assert launch.signature_of(step)["rows"] == "i64"
     compiled(step, 90)
 
 

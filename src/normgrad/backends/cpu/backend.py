@@ -49,7 +49,7 @@ class CpuBackend:
         _engine().run(plan, addresses, workspace)
 
     def written(
-        self, plan: "Plan", source: Callable[[], Source], *general: object
+        self, plan: "Plan", source: Callable[[], Source], *scratch: object
     ) -> Callable[..., tuple[Any, ...]] | None:
         """A call on plain tensors, written out; None where scratch memory is not kept."""
         made: Callable[..., tuple[Any, ...]] | None

@@ -74,7 +74,6 @@ class CudaBackend:
         plan: Plan,
         source: Callable[[], Source],
         scratch: Callable[[int, int], int],
-        general: Callable[[list[int | None], Any], None],
     ) -> Callable[..., tuple[Any, ...]] | None:
         """A call on plain tensors, written out; None until the general one has compiled it."""
         program, index = plan.config, _index(plan.spec.device)
@@ -88,8 +87,7 @@ class CudaBackend:
         if steps is None or not all(step.arguments for step in steps):
             return None
         stream = torch._C._cuda_getCurrentRawStream
-        like = torch.empty_like
-        site = Site(index, _current_device(), stream, like, scratch, mail_of, general)
+        site = Site(index, _current_device(), stream, scratch, mail_of)
         sizes = (plan.workspace_bytes, program.words if mailed else 0)
         return write(source(), steps, program.slots, sizes, site)
 

@@ -16,10 +16,8 @@ class Site(NamedTuple):
     gpu: int
     current: Callable[[], int]  # GPU
     stream: Callable[[int], int]
-    empty_like: Callable[[Any], Any]
     scratch: Callable[[int, int], int]  # of a GPU, so many bytes
     post: Callable[[int], Any]  # words between blocks
-    general: Callable[[list[int | None], Any], None]
 
 
 def write(
@@ -32,13 +30,9 @@ def write(
     """Finish a call with its launches."""
     nbytes, words = sizes
     source.names |= site._asdict()
-    # Where there is nothing to do no address counts.
+    # Where there is nothing to do no address counts; a new result's is a multiple of 512.
     bits = " | ".join(f"p{slot}" for slot in touched if slot in source.slots) or "0"
-    source.lines += [
-        f"if stream(gpu) or current() != gpu or ({bits}) & 15:",
-        f"    general([{source.addresses('None')}], a1)",
-        *[f"    {line}" for line in source.ending],
-    ]
+    source.results(unless=f"stream(gpu) or current() != gpu or ({bits}) & 15")
     if nbytes:
         source.lines.append(f"w = scratch(gpu, {nbytes})")
     calls = [_call(source, number, step) for number, step in enumerate(launches)]
