@@ -156,16 +156,13 @@ class Session:
         return runner
 
     def _host_times(self, workload: Workload, runners: dict[str, Runner], row: Row) -> None:
-        if self.device == "cpu":  # a call does its work before it returns: ask a tiny one
+        if isinstance(self.timer, timing.CpuTimer):  # a call does its work: ask a tiny one
             times = self._tiny_host_times(_tiny(workload))
             ours, theirs = times.get("ours"), times
         else:
-            ours = self.timer.host_us(runners["alloc"].run) if "alloc" in runners else None
-            theirs = {
-                peer.name: self.timer.host_us(runners[peer.name].run)
-                for peer in self.peers
-                if peer.name in runners
-            }
+            calls = {name: runner.run for name, runner in runners.items() if name != "out"}
+            theirs = self.timer.host_times(calls)
+            ours = theirs.get("alloc")
         row.host_us = ours if "out" in runners else None
         row.peer_host_us = {name: theirs[name] for name in row.peers if name in theirs}
 

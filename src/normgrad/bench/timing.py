@@ -1,6 +1,7 @@
 """How long it takes: GPU events over a flushed L2, interleaved calls on the CPU."""
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -150,7 +151,7 @@ class CudaTimer:
             call()
         # While the GPU sleeps the host queues the whole call, so no gap between its kernels
         # is the host's.
-        wait_us = 2 * self.host_us(call, rounds=1) + 50
+        wait_us = 2 * self.host_times({"": call}, rounds=1)[""] + 50
         samples: list[float] = []
         start = time.perf_counter()
         while len(samples) < self.repeats:
@@ -169,17 +170,22 @@ class CudaTimer:
                 break
         return summary(samples)
 
-    def host_us(self, call: Call, rounds: int = 3) -> float:
-        """Issuing calls without waiting for them; the best of a few rounds."""
-        best = float("inf")
+    def host_times(self, calls: Mapping[str, Call], rounds: int = 3) -> dict[str, float]:
+        """Microseconds to issue a call without waiting for it; the best of rounds that take turns.
+
+        In turns, since what else the machine does lasts longer than a round.
+        """
+        best = dict.fromkeys(calls, math.inf)
         for _ in range(rounds):
-            _cuda.synchronize()
-            before = time.perf_counter()
-            for _ in range(_HOST_CALLS):
-                call()
-            best = min(best, (time.perf_counter() - before) / _HOST_CALLS)
+            for name, call in calls.items():
+                _cuda.synchronize()
+                before = time.perf_counter()
+                for _ in range(_HOST_CALLS):
+                    call()
+                took = (time.perf_counter() - before) / _HOST_CALLS * 1e6
+                best[name] = min(best[name], took)
         _cuda.synchronize()
-        return best * 1e6
+        return best
 
     def memory_peak(self, call: Call) -> int | None:
         """How far torch's allocator rises during a call."""
