@@ -191,7 +191,8 @@ for number, (rows, cols, gap) in enumerate(shapes):
             continue
         wide = (100 + 3 * rng.standard_normal((rows, cols + gap))).astype(dtype)
         x, dy = wide[:, :cols], rng.standard_normal((rows, cols)).astype(dtype)
-        mean, rstd = np.full(rows, 100, "f4"), rng.uniform(0.2, 0.4, rows).astype("f4")
+        kind = "f2" if number in (0, 5) else "f4"  # of statistics
+        mean, rstd = np.full(rows, 100, kind), rng.uniform(0.2, 0.4, rows).astype(kind)
         gamma = None if number == 1 else rng.standard_normal(cols).astype(dtype)
         mask = (True, number != 2, number != 3)
         backend.BACKEND.interpreted_mail = mail if number % 2 else None

@@ -81,11 +81,10 @@ def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: Data
         return None
     if dy is None or x is None or rows >= _MANY_ROWS:
         return None
-    statistics = [spec.tensor(role) for role in ("mean", "rstd")]
-    plain = all(one is not None and one.dtype == "float32" for one in statistics)
+    known = spec.mean is not None and spec.rstd is not None
     itemsize = ITEMSIZE[x[0].dtype]
     whole = all(step * itemsize % 16 == 0 for step in (cols, dy[1], x[1]))
-    if dy[0].dtype != x[0].dtype or not plain or not whole:
+    if dy[0].dtype != x[0].dtype or not known or not whole:
         return None
     if not _SHORTEST[itemsize] <= cols <= _LONGEST or cols in _STRAIGHT[itemsize]:
         return None

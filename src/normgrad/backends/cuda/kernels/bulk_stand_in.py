@@ -91,8 +91,15 @@ def write(address: Any, number: Any) -> None:
 
 def read(address: Any, like: Any, VECTOR: Any) -> Any:
     """Elements of the ring."""
-    vector = int(getattr(VECTOR, "value", VECTOR))
-    element = like.dtype.element_ty
+    return _read(address, like.dtype.element_ty, int(getattr(VECTOR, "value", VECTOR)))
+
+
+def read_number(address: Any) -> Any:
+    """Numbers of the ring."""
+    return _read(address, tl.float32, 1)
+
+
+def _read(address: Any, element: Any, vector: int) -> Any:
     itemsize = element.primitive_bitwidth // 8
     shape = address.shape
     flat = _array(address).reshape(-1, vector)

@@ -12,6 +12,7 @@ from normgrad.backends.cuda.kernels.bulk import (
     copy_runs,
     keep_last,
     read,
+    read_number,
     ring_at,
     start_barriers,
     write,
@@ -188,8 +189,8 @@ def layer_ring(
                 _note(mean, rstd, first, stride, rows, notes, thread, ROWS, NOTED)
                 noted = 0
         row = first + local
-        mu = read(at_mean + noted * 4, mean, 1)[:, None]
-        rs = read(at_mean + (noted + NOTED) * 4, rstd, 1)[:, None]
+        mu = read_number(at_mean + noted * 4)[:, None]
+        rs = read_number(at_mean + (noted + NOTED) * 4)[:, None]
         noted += ROWS
         await_turn(base + slot * 8, turn)
         s1 = gl.zeros([ROWS, CHUNK], tl.float32, tile)
