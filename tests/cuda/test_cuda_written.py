@@ -8,7 +8,7 @@ from cuda_plans import KNOWN, plan
 
 from normgrad import verify
 from normgrad.backends.cuda import launch, mail, written
-from normgrad.backends.cuda.program import SLOTS
+from normgrad.backends.cuda.program import SLOTS, Fill
 from normgrad.cli.plan import program_of, spec_of
 from normgrad.spec import RESULTS, ROLES, Op
 from normgrad.written import Given, Roads, Source
@@ -96,6 +96,23 @@ class Looks:
 
 def new_mail():
     return mail.Mail(lambda count: (None, 1 << 40))
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=" ".join)
+def test_a_launcher_takes_what_is_no_constant(request_, launched, monkeypatch):
+    program, made, build = plan(*request_), [], launch.compile_step
+    monkeypatch.setattr(launch, "compile_step", lambda *step: made.append(build(*step)) or made[-1])
+    for step in program.steps:
+        if isinstance(step, Fill):
+            continue
+        ready = launch._prepare_kernel(step, 0, True)
+        types = made[-1].src.signature
+        order = [launch.kernel_of(step.kernel).arg_names.index(name) for name in types]
+        assert order == sorted(order)
+        assert types == launch.signature_of(step)
+        given = dict(step.arguments)
+        assert [given[name] for name in types] == list(ready.arguments)
+        assert not {name for name, value in given.items() if value is not None} - set(types)
 
 
 @pytest.mark.parametrize("into", [False, True], ids=["new results", "given results"])

@@ -1,0 +1,69 @@
+"""New results of calls that were seen before: made in the quickest way that torch has."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+torch_calls = pytest.importorskip("normgrad.torch_calls")
+guards = pytest.importorskip("torch._C._dynamo.guards")
+
+import normgrad  # noqa: E402
+
+LAYOUTS = (((2, 3), (3, 1)), ((2, 3), (1, 2)), ((0, 5), (5, 1)), ((), ()), ((4,), (1,)))
+NAME = "_empty_strided_cpu"
+
+
+@pytest.fixture(autouse=True)
+def afresh():
+    torch_calls._empty.cache_clear()
+    yield
+    torch_calls._empty.cache_clear()
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_they_are_what_torch_makes(inference):
+    make = torch_calls._empty("cpu")
+    with torch.inference_mode(inference):
+        for shape, strides in LAYOUTS:
+            for dtype in (torch.float32, torch.bfloat16, torch.float64):
+                one, other = (
+                    make(shape, strides, dtype),
+                    torch.empty_strided(shape, strides, dtype=dtype),
+                )
+                assert torch_calls._traits(one) == torch_calls._traits(other)
+                assert torch._C._dispatch_keys(one) == torch._C._dispatch_keys(other)
+                assert one.is_inference() is inference
+
+
+def absent(monkeypatch):
+    monkeypatch.delattr(guards, NAME)
+
+
+def other_arguments(monkeypatch):
+    monkeypatch.setattr(guards, NAME, torch.empty)
+
+
+def other_strides(monkeypatch):
+    monkeypatch.setattr(guards, NAME, lambda shape, strides, dtype: torch.empty(shape, dtype=dtype))
+
+
+def other_type(monkeypatch):
+    monkeypatch.setattr(
+        guards, NAME, lambda shape, strides, dtype: torch.empty_strided(shape, strides).double()
+    )
+
+
+@pytest.mark.parametrize("change", [absent, other_arguments, other_strides, other_type])
+def test_a_torch_that_makes_others(change, monkeypatch):
+    change(monkeypatch)
+    made = torch_calls._empty("cpu")((2, 3), (1, 2), torch.bfloat16)
+    assert (made.shape, made.stride(), made.dtype) == ((2, 3), (1, 2), torch.bfloat16)
+
+
+def test_each_call_in_its_own_mode():
+    x, dy = torch.randn(4, 6), torch.randn(4, 6)
+    mean, rstd = torch.randn(4), torch.rand(4)
+    for inference in (False, True, True, False, False):
+        with torch.inference_mode(inference):
+            for result in normgrad.layer_norm_backward(dy, x, 6, mean, rstd):
+                assert result.is_inference() is inference
+                assert not result.requires_grad
