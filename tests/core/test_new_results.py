@@ -67,3 +67,14 @@ def test_each_call_in_its_own_mode():
             for result in normgrad.layer_norm_backward(dy, x, 6, mean, rstd):
                 assert result.is_inference() is inference
                 assert not result.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+def test_a_type_that_no_operand_has(dtype):
+    x, dy, gamma = (torch.randn(4, 6).bfloat16() for _ in range(3))
+    statistics = torch.rand(4, dtype=torch.bfloat16)
+    for _ in range(3):
+        results = normgrad.layer_norm_backward(
+            dy, x, 6, statistics, statistics, gamma[0].contiguous(), param_grad_dtype=dtype
+        )
+        assert [one.dtype for one in results] == [torch.bfloat16, *[dtype or torch.bfloat16] * 2]
