@@ -262,10 +262,11 @@ def _empty(device: str) -> Callable[..., torch.Tensor]:
 
         make: Callable[..., torch.Tensor] = getattr(quick, f"_empty_strided_{device}")
         wanted, got = (one((2, 3), (1, 2), torch.float32) for one in (plain, make))
+        keys = torch._C._dispatch_keys
+        alike = (_traits(got), keys(got)) == (_traits(wanted), keys(wanted))
     except (ImportError, AttributeError, TypeError, RuntimeError):  # not an interface of torch's
         return plain
-    keys = torch._C._dispatch_keys
-    return make if (_traits(got), keys(got)) == (_traits(wanted), keys(wanted)) else plain
+    return make if alike else plain
 
 
 def _plain_empty(
