@@ -159,6 +159,11 @@ def total(values: Any) -> float:
     return np.float64(values.astype(np.float64).sum())
 
 
+def four_totals(*vectors: Any) -> tuple[float, ...]:
+    """As in `lowering`."""
+    return tuple(np.float64(values.sum()) for values in vectors)
+
+
 def widen(values: Any) -> Any:
     """As in `lowering`."""
     return values.astype(np.float64)

@@ -360,6 +360,19 @@ def fma(typingctx, first, second, third):
     return first(first, first, first), codegen
 
 
+def _halved(builder, vector, count, least):
+    """Halves of a vector added until so many lanes are left."""
+    while count > least:
+        count //= 2
+        kind = ir.VectorType(I32, count)
+        low = builder.shuffle_vector(vector, vector, ir.Constant(kind, list(range(count))))
+        high = builder.shuffle_vector(
+            vector, vector, ir.Constant(kind, list(range(count, 2 * count)))
+        )
+        vector = builder.fadd(low, high)
+    return vector
+
+
 @intrinsic
 def total(typingctx, values):
     """The sum of all lanes in float64: halves are added until one is left."""
@@ -368,18 +381,39 @@ def total(typingctx, values):
         vector = arguments[0]
         if not values.wide:
             vector = builder.fpext(vector, ir.VectorType(F64, values.count))
-        count = values.count
-        while count > 1:
-            count //= 2
-            kind = ir.VectorType(I32, count)
-            low = builder.shuffle_vector(vector, vector, ir.Constant(kind, list(range(count))))
-            high = builder.shuffle_vector(
-                vector, vector, ir.Constant(kind, list(range(count, 2 * count)))
-            )
-            vector = builder.fadd(low, high)
-        return builder.extract_element(vector, I32(0))
+        return builder.extract_element(_halved(builder, vector, values.count, 1), I32(0))
 
     return types.float64(values), codegen
+
+
+@intrinsic
+def four_totals(typingctx, first, second, third, fourth):
+    """The sums of all lanes of four vectors, in the compute type: 13 instructions, not 40."""
+
+    def codegen(context, builder, signature, arguments):
+        size = first.count
+        kind = ir.VectorType(I32, size)
+
+        def added(one, other, low, high):
+            """Two vectors mixed in both ways, for each four lanes."""
+            mixed = []
+            for order in (low, high):
+                lanes = [block + lane for block in range(0, size, 4) for lane in order]
+                mixed.append(builder.shuffle_vector(one, other, ir.Constant(kind, lanes)))
+            return builder.fadd(*mixed)
+
+        ones, others = (
+            added(*arguments[at : at + 2], (0, size, 1, size + 1), (2, size + 2, 3, size + 3))
+            for at in (0, 2)
+        )
+        # In each four lanes one of every vector.
+        vector = added(ones, others, (0, 1, size, size + 1), (2, 3, size + 2, size + 3))
+        vector = _halved(builder, vector, size, 4)
+        sums = [builder.extract_element(vector, I32(lane)) for lane in range(4)]
+        sums = sums if first.wide else [builder.fpext(one, F64) for one in sums]
+        return context.make_tuple(builder, signature.return_type, sums)
+
+    return types.UniTuple(types.float64, 4)(first, first, first, first), codegen
 
 
 @intrinsic

@@ -21,6 +21,7 @@ call_task = _THREADS.call_task
 fence = _SOURCE.fence
 float_of = _SOURCE.float_of
 fma = _SOURCE.fma
+four_totals = _SOURCE.four_totals
 lanes = _SOURCE.lanes
 load = _SOURCE.load
 load_pair = _SOURCE.load_pair
