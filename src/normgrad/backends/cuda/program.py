@@ -112,6 +112,11 @@ class Builder:
         self.words = 0
         self._after: list[Step] = []
 
+    @property
+    def wants_parameters(self) -> bool:
+        """Whether the gradient of a parameter is wanted."""
+        return self.spec.dgamma is not None or self.spec.dbeta is not None
+
     def scratch(self, count: int, dtype: str) -> Ref:
         """A piece of the workspace."""
         ref = Ref("", self.used, dtype)

@@ -228,7 +228,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
     seats = _SEATS if _seated(tiles, device) else 0
     count = slabs * copies * team.team * together
     rows = planes * tiles.pieces
-    wants = group and (spec.dgamma is not None or spec.dbeta is not None)
+    wants = group and builder.wants_parameters
     partials = builder.scratch(2 * slabs * rows, "float32") if wants else None
     slab_step = x.channel * (geometry.channels if group else together)
     even = group and x.outer == slab_step * geometry.groups

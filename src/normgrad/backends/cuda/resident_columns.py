@@ -286,7 +286,7 @@ def add_columns(
     bins = cut.width // data.group
     solo = cut.team == 1 and not cut.streams
     count = slabs * (cut.parts + (cut.own > 0)) * cut.spans * bins
-    wants = group and (spec.dgamma is not None or spec.dbeta is not None)
+    wants = group and builder.wants_parameters
     sums = 2 * data.images * data.channels * cut.parts
     partials = builder.scratch(sums, "float32") if wants else None
     arguments: dict[str, Argument] = {

@@ -5,8 +5,8 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.parameters import joint_sums
-from normgrad.backends.cuda.program import Argument, Builder
-from normgrad.backends.cuda.row_teams_plan import Data
+from normgrad.backends.cuda.program import Builder
+from normgrad.backends.cuda.row_teams_plan import Data, row_arguments
 from normgrad.backends.cuda.tiles import (
     THREADS,
     alignment,
@@ -75,16 +75,14 @@ class Sets:
 def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: Data) -> Sets | None:
     """None where rows cannot come so, or come better otherwise."""
     rows, cols = geometry.outer, geometry.channels
-    spec = builder.spec
     dy, x = data["dy"], data["x"]
     if device.capability < 90 or builder.compute != "float32" or data["dx"] is None:
         return None
     if dy is None or x is None or rows >= _MANY_ROWS:
         return None
-    known = spec.mean is not None and spec.rstd is not None
     itemsize = ITEMSIZE[x[0].dtype]
     whole = all(step * itemsize % 16 == 0 for step in (cols, dy[1], x[1]))
-    if dy[0].dtype != x[0].dtype or not known or not whole:
+    if dy[0].dtype != x[0].dtype or not whole:
         return None
     if not _SHORTEST[itemsize] <= cols <= _LONGEST or cols in _STRAIGHT[itemsize]:
         return None
@@ -131,29 +129,16 @@ def _together(each: int) -> int:
 def ring_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, sets: Sets) -> int:
     """Launch; returns how many programs."""
     rows, cols = geometry.outer, geometry.channels
-    spec = builder.spec
-    wants = spec.dgamma is not None or spec.dbeta is not None
-    dy, x, dx = data["dy"], data["x"], data["dx"]
-    assert dy is not None
-    assert x is not None
-    assert dx is not None
-    align = alignment(sets.itemsize, cols, dy[1], x[1], dx[1])
+    wants = builder.wants_parameters
+    steps = {role: one[1] for role, one in data.items() if one is not None}
+    align = alignment(sets.itemsize, cols, *steps.values())
     programs = min(ceil_div(rows, sets.rows), sets.per * device.multiprocessors)
-    arguments: dict[str, Argument] = {
-        "dy": dy[0],
-        "x": x[0],
-        "dx": dx[0],
+    arguments = {
+        **row_arguments(builder, geometry, data, align),
         "mean": builder.vector("mean"),
         "rstd": builder.vector("rstd"),
-        "gamma": builder.vector("gamma"),
         "partials": builder.scratch(2 * programs * cols, "float32") if wants else None,
-        **{role: builder.result(role) for role in ("dgamma", "dbeta")},
-        "rows": rows,
-        "cols": cols // align,
         "programs": programs,
-        "dy_row": dy[1] // align,
-        "x_row": x[1] // align,
-        "dx_row": dx[1] // align,
     }
     constants: dict[str, Any] = {
         "ROWS": sets.rows,
@@ -163,7 +148,7 @@ def ring_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
         "DEPTH": sets.depth,
         "HEAD": sets.head,
         "SLOT": sets.slot,
-        "PACKED": cols == dy[1] == x[1],
+        "PACKED": cols == steps["dy"] == steps["x"],
         "EVEN": rows % sets.rows == 0,
         "NOTED": sets.noted,
         "AGAIN": rows > programs * sets.noted,

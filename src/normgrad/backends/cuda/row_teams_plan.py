@@ -92,40 +92,43 @@ def ring_teams(ring: Ring, geometry: Geometry, device: Device, data: Data) -> in
     return min(geometry.outer, blocks // ceil_div(geometry.channels, part))
 
 
+def row_arguments(
+    builder: Builder, geometry: Geometry, data: Data, align: int
+) -> dict[str, Argument]:
+    """What kernels of rows with a dx take: data, gamma, results and sizes."""
+    arguments: dict[str, Argument] = {
+        "gamma": builder.vector("gamma"),
+        "dgamma": builder.result("dgamma"),
+        "dbeta": builder.result("dbeta"),
+        "rows": geometry.outer,
+        "cols": geometry.channels // align,
+    }
+    for role, one in data.items():
+        assert one is not None
+        arguments |= {role: one[0], f"{role}_row": one[1] // align}
+    return arguments
+
+
 def team_rows(
     builder: Builder, geometry: Geometry, device: Device, data: Data, ring: Ring, teams: int
 ) -> None:
     """Launch so many teams."""
     rows, cols = geometry.outer, geometry.channels
-    spec = builder.spec
-    wants = spec.dgamma is not None or spec.dbeta is not None
-    dy, x, dx = data["dy"], data["x"], data["dx"]
-    assert dy is not None
-    assert x is not None
-    assert dx is not None
+    wants = builder.wants_parameters
     align, itemsizes = _sizes(geometry, data)
     vector = 16 // max(itemsizes)
     part = _cols(ring, itemsizes) * ring.chunks
     team = ceil_div(cols, part)
     width = ceil_div(ceil_div(cols, team), vector) * vector
     partials = builder.scratch(2 * teams * cols, "float32") if wants else None
-    arguments: dict[str, Argument] = {
-        "dy": dy[0],
-        "x": x[0],
-        "dx": dx[0],
+    arguments = {
+        **row_arguments(builder, geometry, data, align),
         "mean": _statistic(builder, "mean"),
         "rstd": _statistic(builder, "rstd"),
-        "gamma": builder.vector("gamma"),
         "partials": partials,
-        **{role: builder.result(role) for role in ("dgamma", "dbeta")},
-        "rows": rows,
-        "cols": cols // align,
         "width": width // align,
         "team": team,
         "teams": teams,
-        "dy_row": dy[1] // align,
-        "x_row": x[1] // align,
-        "dx_row": dx[1] // align,
     }
     constants: dict[str, Any] = {
         "COLS": part // ring.chunks,

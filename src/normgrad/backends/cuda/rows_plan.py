@@ -149,7 +149,7 @@ def _tiles(spec: Spec, rows: int, cols: int, itemsize: int, device: Device) -> _
 
 def _whole_rows(builder: Builder, geometry: Geometry, device: Device, data: Data) -> int:
     rows, cols = geometry.outer, geometry.channels
-    wants = builder.spec.dgamma is not None or builder.spec.dbeta is not None
+    wants = builder.wants_parameters
     present = [one for one in data.values() if one is not None]
     itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
     align = alignment(itemsize, cols, *(step for _, step in present))
@@ -266,7 +266,6 @@ def _long_rows(
     device: Device,
     data: Data,
 ) -> None:
-    spec = builder.spec
     rows, cols = geometry.outer, geometry.channels
     dy, x, dx = data["dy"], data["x"], data["dx"]
     assert dy is not None
@@ -298,7 +297,7 @@ def _long_rows(
     tile_rows = 16 if builder.compute == "float32" else 8
     share = max(tile_rows, ceil_div(rows, max(1, 4 * device.multiprocessors // blocks)))
     programs = ceil_div(rows, share)
-    wants = spec.dgamma is not None or spec.dbeta is not None
+    wants = builder.wants_parameters
     partials = builder.scratch(2 * programs * cols, builder.compute) if wants else None
     builder.launch(
         "apply.row_apply",
