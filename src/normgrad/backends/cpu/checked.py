@@ -57,12 +57,12 @@ def _compute_type(fmt: Format) -> Any:
 
 
 def lanes(fmt: Format) -> int:
-    """As in `lowering`."""
+    """As in `arithmetic`."""
     return fmt.lanes
 
 
 def size_of(fmt: Format) -> int:
-    """As in `lowering`."""
+    """As in `arithmetic`."""
     return fmt.itemsize
 
 
@@ -102,7 +102,7 @@ def stream_line(fmt: Format, address: int, values: Any) -> None:
 
 
 def splat_pair(fmt: Format, first: float, second: float, count: int) -> tuple[Any, Any]:
-    """As in `lowering`, in memory's order."""
+    """As in `arithmetic`, in memory's order."""
     places = np.arange(2 * fmt.lanes)
     one, other = splat(fmt, first)[0], splat(fmt, second)[0]
     both = np.where(places < count, one, other)
@@ -140,37 +140,37 @@ def store_wide(address: int, values: Any, count: int) -> None:
 
 
 def splat(fmt: Format, value: float) -> Any:
-    """As in `lowering`."""
+    """As in `arithmetic`."""
     return np.full(fmt.lanes, value, _compute_type(fmt))
 
 
 def zero(fmt: Format) -> Any:
-    """As in `lowering`."""
+    """As in `arithmetic`."""
     return np.zeros(fmt.lanes, _compute_type(fmt))
 
 
 def fma(first: Any, second: Any, third: Any) -> Any:
-    """As in `lowering`, rounded twice."""
+    """As in `arithmetic`, rounded twice."""
     return first * second + third
 
 
 def total(values: Any) -> float:
-    """As in `lowering`."""
+    """As in `arithmetic`."""
     return np.float64(values.astype(np.float64).sum())
 
 
 def four_totals(*vectors: Any) -> tuple[float, ...]:
-    """As in `lowering`."""
+    """As in `arithmetic`."""
     return tuple(np.float64(values.sum()) for values in vectors)
 
 
 def widen(values: Any) -> Any:
-    """As in `lowering`."""
+    """As in `arithmetic`."""
     return values.astype(np.float64)
 
 
 def rounded(fmt: Format, values: Any) -> Any:
-    """As in `lowering`."""
+    """As in `arithmetic`."""
     return values.astype(np.float64 if fmt.wide else np.float32)
 
 
@@ -191,7 +191,7 @@ def move(fmt: Format, source: int, target: int) -> None:
 
 
 def float_of(bits: int) -> float:
-    """As in `lowering`."""
+    """As in `arithmetic`."""
     return float(np.array([bits], np.int64).view(np.float64)[0])
 
 

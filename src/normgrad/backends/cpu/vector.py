@@ -12,36 +12,39 @@ from normgrad.backends.cpu import jit
 _THREADS = importlib.import_module(
     "normgrad.backends.cpu.sharing" if jit.ENABLED else "normgrad.backends.cpu.checked"
 )
-_SOURCE = importlib.import_module(
+_MEMORY = importlib.import_module(
     "normgrad.backends.cpu.lowering" if jit.ENABLED else "normgrad.backends.cpu.checked"
+)
+_NUMBERS = importlib.import_module(
+    "normgrad.backends.cpu.arithmetic" if jit.ENABLED else "normgrad.backends.cpu.checked"
 )
 
 add_atomic = _THREADS.add_atomic
 call_task = _THREADS.call_task
-fence = _SOURCE.fence
-float_of = _SOURCE.float_of
-fma = _SOURCE.fma
-four_totals = _SOURCE.four_totals
-lanes = _SOURCE.lanes
-load = _SOURCE.load
-load_pair = _SOURCE.load_pair
-load_part = _SOURCE.load_part
-move = _SOURCE.move
+fence = _MEMORY.fence
+float_of = _NUMBERS.float_of
+fma = _NUMBERS.fma
+four_totals = _NUMBERS.four_totals
+lanes = _NUMBERS.lanes
+load = _MEMORY.load
+load_pair = _MEMORY.load_pair
+load_part = _MEMORY.load_part
+move = _MEMORY.move
 pause = _THREADS.pause
-prefetch = _SOURCE.prefetch
-read = _SOURCE.read
-rounded = _SOURCE.rounded
-size_of = _SOURCE.size_of
-splat = _SOURCE.splat
-splat_pair = _SOURCE.splat_pair
-store = _SOURCE.store
-store_pair = _SOURCE.store_pair
-store_part = _SOURCE.store_part
-store_wide = _SOURCE.store_wide
-stream = _SOURCE.stream
-stream_line = _SOURCE.stream_line
-stream_pair = _SOURCE.stream_pair
-total = _SOURCE.total
-widen = _SOURCE.widen
-write = _SOURCE.write
-zero = _SOURCE.zero
+prefetch = _MEMORY.prefetch
+read = _MEMORY.read
+rounded = _NUMBERS.rounded
+size_of = _NUMBERS.size_of
+splat = _NUMBERS.splat
+splat_pair = _NUMBERS.splat_pair
+store = _MEMORY.store
+store_pair = _MEMORY.store_pair
+store_part = _MEMORY.store_part
+store_wide = _MEMORY.store_wide
+stream = _MEMORY.stream
+stream_line = _MEMORY.stream_line
+stream_pair = _MEMORY.stream_pair
+total = _NUMBERS.total
+widen = _NUMBERS.widen
+write = _MEMORY.write
+zero = _NUMBERS.zero
