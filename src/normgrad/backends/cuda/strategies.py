@@ -247,7 +247,7 @@ def add_apply(
         builder.launch("apply.plane_apply", grid, arguments, constants, warps=4)
         return
     cols = min(power_of_two(layout.channels), 256)
-    # In bfloat16 on an H200: 64x256x56x56 75.4 us with 4096 elements for 8 warps, 75.8 to 89 with
+    # In bfloat16 on an H200: 64x256x56x56 75.4 us with 4096 elements for 8 warps, 75.8 to 126 with
     # others; 256x64x112x112 282.4 with 1024 for two, 283.4 with 512 for one, 292 to 329 with 1024
     # for one or 4096 for 4 or 8. In float32 they are alike.
     sizes = {64: (2, 1024), 256: (8, 4096)} if itemsize == 2 else {}
