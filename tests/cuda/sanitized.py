@@ -38,8 +38,11 @@ REQUESTS = (
     ("layer_norm", (300, 768), "contiguous", "bfloat16"),
     ("layer_norm", (1702, 640), "contiguous", "float32"),  # in a ring, the last set not full
     ("layer_norm", (600, 7936), "contiguous", "float32"),
-    ("layer_norm", (110000, 16), "contiguous", "float32"),  # the next rows ahead
-    ("layer_norm", (300, 3072), "contiguous", "bfloat16"),
+    ("layer_norm", (333, 1600), "contiguous", "bfloat16"),  # the last tile in part
+    ("layer_norm", (9004, 300), "contiguous", "bfloat16"),  # rows in parts of a warp
+    ("layer_norm", (9001, 32), "contiguous", "float32"),
+    ("layer_norm", (110000, 64), "contiguous", "float32"),  # the next rows ahead
+    ("layer_norm", (300, 3071), "contiguous", "bfloat16"),
     ("layer_norm", (64, 16384), "contiguous", "float32"),
     ("layer_norm", (70, 16384), "contiguous", "bfloat16"),
     ("layer_norm", (20, 1000), "contiguous", "float64"),

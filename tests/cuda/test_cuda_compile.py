@@ -58,6 +58,10 @@ RINGS = (
     ("layer_norm", "65536x640", "float32"),
     ("layer_norm", "65536x256", "bfloat16"),
     ("layer_norm", "8192x7936", "float32"),
+    ("layer_norm", "16384x1600", "bfloat16"),  # the last tile in part
+    ("layer_norm", "65536x508", "float16"),  # 32 elements of a row in a thread
+    ("layer_norm", "131072x128", "float32"),
+    ("layer_norm", "300000x20", "bfloat16"),
 )
 WHOLE_ROWS = (
     ("layer_norm", "16384x4096", "bfloat16"),
@@ -83,7 +87,7 @@ OTHERS = (
     ("group_norm", "2x320x64x64", "bfloat16", "channels-last", "t4"),
     ("batch_norm_elemt", "64x256x56x56", "bfloat16"),
     ("layer_norm", "8192x8192", "float32"),
-    ("layer_norm", "65536x96", "bfloat16"),
+    ("layer_norm", "65536x97", "bfloat16"),
     ("layer_norm", "16x2097152", "float32"),
 )
 

@@ -180,10 +180,13 @@ rng = np.random.default_rng(6)
 mail = HostMail()
 backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, multiprocessors=2)
 row_ring_plan._NOTED = 256  # statistics are fetched more than once for 2100 rows
-# (rows, columns, room between rows): full sets and others, blocks of 8, 4 and 2 warps.
+# (rows, columns, room between rows): full sets and others, blocks of 8, 4 and 2 warps; then the
+# last tile in part, and rows in a warp or in parts of one, whole and cut.
 shapes = (
     (70, 2048, 0), (71, 256, 0), (37, 640, 16), (5, 1280, 8),
     (64, 768, 0), (19, 5120, 0), (2100, 256, 0),
+    (21, 1600, 0), (13, 5000, 8), (300, 128, 0), (2100, 160, 0), (76, 300, 0), (36, 444, 0),
+    (900, 20, 0), (512, 4, 0), (72, 130, 0), (45, 320, 16),
 )
 for number, (rows, cols, gap) in enumerate(shapes):
     for dtype in ("f4", "f2"):

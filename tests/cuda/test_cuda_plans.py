@@ -343,8 +343,11 @@ def test_every_result_is_written(known):
         (("layer_norm", "300x640", "float32"), "whole rows in a ring, 75 programs"),
         (("layer_norm", "65536x512", "float32"), "whole rows, 396 programs"),
         (("layer_norm", "16384x4096", "float32", "contiguous", "a100"), "whole rows, 108 programs"),
-        (("layer_norm", "3x64"), "whole rows, 1 programs"),
-        (("layer_norm", "16384x3070"), "whole rows, 264 programs"),
+        (("layer_norm", "3x64"), "whole rows in a ring, 1 programs"),
+        (("layer_norm", "3x63"), "whole rows, 1 programs"),
+        (("layer_norm", "65536x300"), "whole rows in a ring, 264 programs"),
+        (("layer_norm", "65537x300"), "whole rows, 264 programs"),  # not a multiple of 16 bytes
+        (("layer_norm", "16384x3070"), "whole rows, 264 programs"),  # nor are sets of two rows
         (("layer_norm", "16384x3072"), "whole rows in a ring, 132 programs"),
         (("layer_norm", "128x12288"), "whole rows, 128 programs"),
         (("layer_norm", "1024x12288"), "resident rows, 88 teams"),

@@ -22,24 +22,31 @@ from normgrad.geometry import Geometry
 # 96, for 8192x8192 106.6, 111.1, 112.0 with 64, 96, 128: what is asked for too early is written
 # late, when nothing is left to read.
 _UNDER_WAY = 64 << 10
+_LESS_UNDER_WAY = (
+    48 << 10
+)  # short rows: 131072x128 in float32 takes 62, 55.6, 56.7 us with 40, 48, 64
 _MOST = 40  # elements of a thread in a row: its sums and weights take three registers for each
 _MANY_ROWS = 1 << 30
 _NOTED = 2048  # rows of a block whose statistics are fetched at once
-# Columns, by the bytes of an element, that come better straight to registers (in float32 65536x512
-# takes 103.5 us so and 107 from a ring, 8192x8192 198.7 and 201.8; 65536x384 86 and 82), or have
-# not been tried.
-_SHORTEST = {2: 256, 4: 384}
-_STRAIGHT = {2: (), 4: (512, 8192)}
+_SHORT = 511  # columns, at most, of rows that lie in a warp
+_EACH = 12  # elements of a thread in those, or twice as many
+_EVEN = (256, 384)  # of 16 bits: better across a block (21.7 against 22.3 us for 32768x256)
+# Columns of float32 that come better straight to registers: 262144x64 takes 55.3 us so and 57.1
+# from a ring, 65536x256 56.2 and 57.3, 65536x512 102.9 and 104.8, 8192x8192 198.7 and 201.8.
+_STRAIGHT = (64, 256, 512, 8192)
 _LONGEST = 8192
+
+_Shape = tuple[int, int, int, int]  # threads of a row, vector, warps, blocks of a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
 class Sets:
     """Blocks of ``warps``, ``per`` a multiprocessor, that take ``rows`` rows at a time."""
 
+    cols: int  # of a row
     rows: int
     vector: int  # columns of a thread side by side
-    chunks: int  # tiles of a row, a vector for each thread
+    lanes: int  # threads of a row; all of a block, or a warp's or fewer
     warps: int
     per: int
     depth: int  # sets that there is room for
@@ -52,9 +59,19 @@ class Sets:
         return min(255, 65536 // (self.per * self.warps * THREADS))
 
     @property
+    def stacked(self) -> bool:
+        """Whether rows lie in a warp or a part of one."""
+        return self.lanes <= THREADS
+
+    @property
     def chunk(self) -> int:
-        """Columns of a tile."""
-        return self.warps * THREADS * self.vector
+        """Columns of a tile: a vector for each thread of a row."""
+        return self.lanes * self.vector
+
+    @property
+    def chunks(self) -> int:
+        """Tiles of a row."""
+        return ceil_div(self.cols, self.chunk)
 
     @property
     def head(self) -> int:
@@ -64,7 +81,7 @@ class Sets:
     @property
     def slot(self) -> int:
         """Bytes of a set: x and dy."""
-        return self.rows * 2 * self.chunk * self.chunks * self.itemsize
+        return self.rows * 2 * self.cols * self.itemsize
 
     @property
     def ring(self) -> int:
@@ -81,39 +98,95 @@ def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: Data
     if dy is None or x is None or rows >= _MANY_ROWS:
         return None
     itemsize = ITEMSIZE[x[0].dtype]
-    whole = all(step * itemsize % 16 == 0 for step in (cols, dy[1], x[1]))
-    if dy[0].dtype != x[0].dtype or not whole:
+    if dy[0].dtype != x[0].dtype:
         return None
-    if not _SHORTEST[itemsize] <= cols <= _LONGEST or cols in _STRAIGHT[itemsize]:
+    if cols > _LONGEST or (itemsize == 4 and cols in _STRAIGHT):
         return None
-    sets = _cut(rows, cols, itemsize, device.multiprocessors)
+    packed = cols == dy[1] == x[1]
+    sets = _cut(rows, cols, itemsize, device.multiprocessors, packed=packed)
     if sets is None:
+        return None
+    # Bulk copies are of whole multiples of 16 bytes: sets of rows, or single rows.
+    sizes = (sets.rows * cols, rows * cols) if packed else (cols, dy[1], x[1])
+    if any(size * itemsize % 16 for size in sizes):
         return None
     shared = sets.ring + (8 << 10)
     fits = blocks_per_multiprocessor(device, sets.warps, sets.registers, shared) >= sets.per
     return sets if fits else None
 
 
-def _cut(rows: int, cols: int, itemsize: int, multiprocessors: int) -> Sets | None:
-    """Tiles that cover a row exactly.
+def _cut(rows: int, cols: int, itemsize: int, multiprocessors: int, *, packed: bool) -> Sets | None:
+    """Short rows in a part of a warp, others across a block; None where vectors do not cut them.
+
+    A request for each of many short rows would take too long, so those must be packed.
+    """
+    vectors = [size // itemsize for size in (8, 4) if cols * itemsize % size == 0]
+    if not vectors:
+        return None
+    if cols <= _SHORT and packed and not (itemsize == 2 and cols in _EVEN):
+        shape: _Shape | None = _in_a_warp(cols, vectors[0])
+    else:
+        shape = _across(cols, itemsize, vectors)
+    if shape is None:
+        return None
+    lanes, vector, warps, per = shape
+    height, ahead = warps * THREADS // lanes, _LESS_UNDER_WAY
+    if height == 1:
+        each = ceil_div(cols, lanes * vector) * vector
+        height, ahead = min(_together(each), power_of_two(rows)), _UNDER_WAY
+    room = ahead / (per * height * 2 * cols * itemsize)
+    depth = max(2, min(8, round(room)))
+    share = ceil_div(rows, height * per * multiprocessors) * height
+    noted = min(max(power_of_two(share), warps * THREADS), _NOTED)
+    return Sets(cols, height, vector, lanes, warps, per, depth, noted, itemsize)
+
+
+def _in_a_warp(cols: int, vector: int) -> _Shape:
+    """Threads of a warp share a row: no barrier for its sums.
+
+    In bfloat16 65536x300 takes 40 us, 62 by the other kernel, 50176x192 23 and 30, 262144x32 21 and
+    27; in float32 65536x300 66 and 94. More warps or blocks take 0 to 10 % longer. Twice the
+    threads are a little better where they cut a row exactly (50176x192 24.0 instead of 25.3 us),
+    else worse (65536x200 35.5 instead of 29.2).
+    """
+    most = min(power_of_two(ceil_div(cols, _EACH)), THREADS)
+    less = max(most // 2, 1)
+    exact = _waste(cols, most * vector) == 0
+    better = _waste(cols, most * vector) < _waste(cols, less * vector)
+    return most if exact or better else less, vector, 4, 2
+
+
+def _across(cols: int, itemsize: int, vectors: list[int]) -> _Shape | None:
+    """All threads of a block share a row.
 
     Long rows have one block of 8 warps a multiprocessor, shorter ones two of 4 or four of 2: in
-    bfloat16 65536x512 takes 75, 56, 59 us with 8, 4, 2 warps, 65536x256 39 and 35 with 4 and 2.
-    Vectors of 8 bytes are a little better than of 16 (8192x8192 104.8 us against 107.1), and cut
-    more rows.
+    bfloat16 65536x512 takes 75, 56, 59 us with 8, 4, 2 warps, 65536x256 39 and 35 with 4 and 2,
+    16384x2000 59.3 and 57.3 with 8 and 4. Vectors of 8 bytes are a little better than of 16
+    (8192x8192 104.8 us against 107.1), and cut more rows. Exact cuts are better than others, and an
+    eighth of a row for nothing does not show: 16384x1920 takes 55.9 us with 2 warps, 54.1 with 4.
     """
-    blocks = [(8, 1), (4, 2), (2, 4)][(cols <= 1024) + (cols <= 384) :]
-    for warps, per in blocks:
-        each = cols // (warps * THREADS)
-        for vector in (8 // itemsize, 4 // itemsize):
-            if cols % (warps * THREADS * vector) == 0 and each <= _MOST:
-                height = min(_together(each), power_of_two(rows))
-                room = _UNDER_WAY / (per * height * 2 * cols * itemsize)
-                depth = max(2, min(8, round(room)))
-                share = ceil_div(rows, height * per * multiprocessors) * height
-                noted = min(max(power_of_two(share), warps * THREADS), _NOTED)
-                return Sets(height, vector, each // vector, warps, per, depth, noted, itemsize)
-    return None
+    blocks = [(8, 1), (4, 2)]
+    if cols <= 1024:
+        blocks = [(4, 2), (2, 4)][cols <= 384 :]
+    elif cols <= 2048 and itemsize == 2:
+        blocks.reverse()
+    tried = [
+        (warps * THREADS, vector, warps, per)
+        for warps, per in blocks
+        for vector in vectors
+        if ceil_div(cols, warps * THREADS * vector) * vector <= _MOST
+    ]
+
+    def rank(shape: _Shape) -> int:
+        waste = _waste(cols, shape[0] * shape[1])
+        return waste if waste * 8 > cols else min(waste, 1)
+
+    return min(tried, key=rank, default=None)
+
+
+def _waste(cols: int, chunk: int) -> int:
+    """Columns that are not there in the last of some tiles."""
+    return -cols % chunk
 
 
 def _together(each: int) -> int:
@@ -142,8 +215,10 @@ def ring_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
     }
     constants: dict[str, Any] = {
         "ROWS": sets.rows,
+        "COLS": cols,
         "CHUNK": sets.chunk,
         "CHUNKS": sets.chunks,
+        "STACKED": sets.stacked,
         "VECTOR": sets.vector,
         "DEPTH": sets.depth,
         "HEAD": sets.head,

@@ -94,6 +94,15 @@ def _note(
 
 
 @jit
+def _inside(row, rows, column, length, PARTIAL: tl.constexpr):
+    """Which elements of a tile there are."""
+    ok = (row < rows)[:, None]
+    if PARTIAL:
+        ok = ok & (column < length)[None, :]
+    return ok
+
+
+@jit
 def layer_ring(
     dy,
     x,
@@ -115,8 +124,10 @@ def layer_ring(
     x_row,
     dx_row,
     ROWS: tl.constexpr,
+    COLS: tl.constexpr,  # of a row: CHUNKS tiles of CHUNK, the last of them perhaps in part
     CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,  # a row is CHUNKS tiles of CHUNK columns, exactly
+    CHUNKS: tl.constexpr,
+    STACKED: tl.constexpr,  # rows lie in a warp or a part of one, not across the block
     VECTOR: tl.constexpr,  # elements of a thread side by side
     DEPTH: tl.constexpr,  # sets of rows that there is room for
     HEAD: tl.constexpr,  # bytes of the barriers
@@ -137,11 +148,14 @@ def layer_ring(
     """Rows ``ROWS * program``, then every ``ROWS * programs`` further."""
     NOTES: tl.constexpr = HEAD + DEPTH * SLOT
     BYTES: tl.constexpr = NOTES + 8 * NOTED
-    X_ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-    DY_ITEM: tl.constexpr = dy.dtype.element_ty.primitive_bitwidth // 8
-    X_ROW: tl.constexpr = CHUNK * CHUNKS * X_ITEM
-    DY_ROW: tl.constexpr = CHUNK * CHUNKS * DY_ITEM
-    tile: tl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [1, WARPS], [1, 0])
+    ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+    CUT: tl.constexpr = COLS // CHUNK  # the tile that is there in part, if there is one
+    HELD: tl.constexpr = ROWS if STACKED else 1  # rows of the sums of columns
+    BELOW: tl.constexpr = WARPS if STACKED else 1  # warps one below the other
+    LANES: tl.constexpr = CHUNK // VECTOR * BELOW // WARPS
+    tile: tl.constexpr = gl.BlockedLayout(
+        [1, VECTOR], [32 // LANES, LANES], [BELOW, WARPS // BELOW], [1, 0]
+    )
     line: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     side: tl.constexpr = gl.SliceLayout(0, tile)
     length = cols * ALIGN
@@ -167,14 +181,21 @@ def layer_ring(
     weights = ()
     for chunk in gl.static_range(CHUNKS):
         if partials is not None:
-            sums_gamma = sums_gamma + (gl.zeros([CHUNK], tl.float32, side),)
-            sums_beta = sums_beta + (gl.zeros([CHUNK], tl.float32, side),)
+            sums_gamma = sums_gamma + (gl.zeros([HELD, CHUNK], tl.float32, tile),)
+            sums_beta = sums_beta + (gl.zeros([HELD, CHUNK], tl.float32, tile),)
         at = chunk * CHUNK + column
-        weights = weights + (load_or(gamma, at, None, 1.0, tl.float32)[None, :],)
-    # Where this thread's elements are in the first slot.
+        weights = weights + (load_or(gamma, at, at < length, 1.0, tl.float32)[None, :],)
+    # Where this thread's elements are in the first slot; what lies behind a row is not read.
     vectors = (column // VECTOR * VECTOR)[None, :]
-    at_x = ring_at(HEAD + local[:, None] * X_ROW + vectors * X_ITEM, BYTES)
-    at_dy = ring_at(HEAD + ROWS * X_ROW + local[:, None] * DY_ROW + vectors * DY_ITEM, BYTES)
+    first_x = HEAD + local[:, None] * (COLS * ITEM)
+    first_dy = first_x + ROWS * COLS * ITEM
+    at_x = ring_at(first_x + vectors * ITEM, BYTES)
+    at_dy = ring_at(first_dy + vectors * ITEM, BYTES)
+    last_x, last_dy = at_x, at_dy
+    if CUT < CHUNKS:
+        vectors = gl.minimum(vectors, COLS - CUT * CHUNK - VECTOR)
+        last_x = ring_at(first_x + vectors * ITEM, BYTES)
+        last_dy = ring_at(first_dy + vectors * ITEM, BYTES)
     at_mean = ring_at(NOTES + local * 4, BYTES)
     notes = base + NOTES
     noted = program * 0
@@ -200,19 +221,27 @@ def layer_ring(
         next_gamma = ()
         next_beta = ()
         for chunk in gl.static_range(CHUNKS):
-            wide_x = widen(read(at_x + (slot * SLOT + chunk * CHUNK * X_ITEM), x, VECTOR))
-            wide = widen(read(at_dy + (slot * SLOT + chunk * CHUNK * DY_ITEM), dy, VECTOR))
-            if not EVEN:
-                wide_x = gl.where((row < rows)[:, None], wide_x, 0.0)
-                wide = gl.where((row < rows)[:, None], wide, 0.0)
+            from_x, from_dy = at_x, at_dy
+            if chunk == CUT:
+                from_x, from_dy = last_x, last_dy
+            far = slot * SLOT + chunk * CHUNK * ITEM
+            wide_x = widen(read(from_x + far, x, VECTOR))
+            wide = widen(read(from_dy + far, dy, VECTOR))
+            if chunk == CUT or not EVEN:
+                ok = _inside(row, rows, chunk * CHUNK + column, length, chunk == CUT)
+                wide_x = gl.where(ok, wide_x, mu)
+                wide = gl.where(ok, wide, 0.0)
             xhat = (wide_x - mu) * rs
             product = wide * xhat
             g = wide * weights[chunk]
             s1 += g
             s2 += g * xhat
             if partials is not None:
-                next_gamma = next_gamma + (sums_gamma[chunk] + gl.sum(product, 0),)
-                next_beta = next_beta + (sums_beta[chunk] + gl.sum(wide, 0),)
+                if not STACKED:  # a thread has all rows of its columns
+                    product = gl.sum(product, 0)[None, :]
+                    wide = gl.sum(wide, 0)[None, :]
+                next_gamma = next_gamma + (sums_gamma[chunk] + product,)
+                next_beta = next_beta + (sums_beta[chunk] + wide,)
             xs = xs + (xhat,)
             gs = gs + (g,)
         sums_gamma = next_gamma
@@ -225,10 +254,12 @@ def layer_ring(
         )  # fmt: skip
         if partials is not None:  # noqa: SIM102
             if first + stride >= rows:  # dx follows, but all sums are there
-                to = partials + program.to(tl.int64) * 2 * length + column
+                sums = partials + program.to(tl.int64) * 2 * length
                 for chunk in gl.static_range(CHUNKS):
-                    gl.store(to + chunk * CHUNK, sums_gamma[chunk])
-                    gl.store(to + length + chunk * CHUNK, sums_beta[chunk])
+                    at = chunk * CHUNK + column
+                    all_gamma, all_beta = sum_pairs(sums_gamma[chunk], sums_beta[chunk], 0)
+                    gl.store(sums + at, all_gamma, mask=at < length)
+                    gl.store(sums + length + at, all_beta, mask=at < length)
                 place = arrive(words + tally)
         # dx = (g - t1 / length - xhat * t2 / length) * rs, in two steps an element.
         shift = (t1 * inverse)[:, None] * -rs
@@ -236,10 +267,11 @@ def layer_ring(
         to = dx + row.to(tl.int64)[:, None] * dx_row * ALIGN + column[None, :]
         for chunk in gl.static_range(CHUNKS):
             result = (gs[chunk] * rs + (xs[chunk] * tilt + shift)).to(dx.dtype.element_ty)
-            if EVEN:
-                gl.store(to + chunk * CHUNK, result)
+            if chunk == CUT or not EVEN:
+                ok = _inside(row, rows, chunk * CHUNK + column, length, chunk == CUT)
+                gl.store(to + chunk * CHUNK, result, mask=ok)
             else:
-                gl.store(to + chunk * CHUNK, result, mask=(row < rows)[:, None])
+                gl.store(to + chunk * CHUNK, result)
         slot += 1
         turn = tl.where(slot == DEPTH, turn ^ 1, turn)
         slot = tl.where(slot == DEPTH, 0, slot)
