@@ -31,6 +31,7 @@ REQUESTS = {
     "resident group norm, bulk copies, one block": ("group_norm", "16x256x56x56", "bfloat16"),
     "two passes, planes": ("batch_norm", "16x64x28x28", "float64"),
     "two passes, columns": ("batch_norm", "16x64x28x28", "float64", "channels-last"),
+    "two passes, folded columns": ("batch_norm", "64x100x56x56", "bfloat16", "channels-last"),
     "resident columns": ("batch_norm", "64x512x14x14", "bfloat16", "channels-last"),
     "resident columns, whole device": ("batch_norm", "64x256x56x56", "bfloat16", "channels-last"),
     "resident columns, streamed": ("batch_norm", "64x64x112x112", "bfloat16", "channels-last"),
@@ -48,6 +49,7 @@ REQUESTS = {
     "resident rows, large teams": ("layer_norm", "16x100000", "float32"),
     "long rows": ("layer_norm", "512x1024", "float64"),
     "sums": ("batch_norm_reduce", "32x256x56x56", "bfloat16"),
+    "elements, folded": ("batch_norm_elemt", "64x96x56x56", "bfloat16", "channels-last"),
     "elements": ("batch_norm_elemt", "32x256x56x56", "bfloat16"),
 }
 each_request = pytest.mark.parametrize("request_", list(REQUESTS.values()), ids=list(REQUESTS))

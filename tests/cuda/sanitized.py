@@ -50,6 +50,8 @@ REQUESTS = (
     ("batch_norm_reduce", (8, 64, 28, 28), "channels-last", "float32"),
     ("batch_norm_elemt", (8, 64, 28, 28), "contiguous", "bfloat16"),
     ("batch_norm_elemt", (8, 64, 28, 28), "channels-last", "float32"),
+    ("batch_norm_reduce", (8, 20, 28, 28), "channels-last", "bfloat16"),  # rows side by side
+    ("batch_norm_elemt", (8, 20, 28, 28), "channels-last", "bfloat16"),
 )
 
 

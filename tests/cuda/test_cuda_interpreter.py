@@ -185,8 +185,8 @@ row_ring_plan._NOTED = 256  # statistics are fetched more than once for 2100 row
 shapes = (
     (70, 2048, 0), (71, 256, 0), (37, 640, 16), (5, 1280, 8),
     (64, 768, 0), (19, 5120, 0), (2100, 256, 0),
-    (21, 1600, 0), (13, 5000, 8), (300, 128, 0), (2100, 160, 0), (76, 300, 0), (36, 444, 0),
-    (900, 20, 0), (512, 4, 0), (72, 130, 0), (45, 320, 16),
+    (21, 1600, 0), (13, 5000, 8), (90, 128, 0), (1100, 40, 0), (76, 300, 0), (36, 444, 0),
+    (300, 20, 0), (256, 4, 0), (72, 130, 0), (45, 320, 16), (96, 33, 0),
 )
 for number, (rows, cols, gap) in enumerate(shapes):
     for dtype in ("f4", "f2"):
@@ -219,6 +219,51 @@ print("done")
 
 def test_rows_that_come_through_a_ring():
     assert interpreted("-c", RING).strip() == "done"
+
+
+FOLDED = """
+from normgrad import verify
+from normgrad.backends.cuda import resident_columns, strategies
+from normgrad.spec import Op
+
+found = []
+fold = strategies.fold
+strategies.fold = lambda *given: (made := fold(*given), found.append(made[1]))[0]
+resident_columns._TWO_PASSES = -1e9
+PLANS = (
+    (Op.BATCH_NORM, {}),
+    (Op.BATCH_NORM, {"training": False}),
+    (Op.BATCH_NORM_REDUCE, {}),
+    (Op.BATCH_NORM_ELEMT, {}),
+    (Op.GROUP_NORM, {"num_groups": 1}),
+    (Op.GROUP_NORM, {"num_groups": 3}),
+)
+# Rows that fold for sums of 64 columns and elements of 256, with vectors of all widths.
+SHAPES = {
+    (1, 3, 16, 16): {64, 256},
+    (3, 6, 16, 8): {32, 128},
+    (2, 24, 8, 4): {8, 32},
+    (1, 96, 8, 8): {2, 8},
+    (1, 33, 16, 16): {64, 256},
+    (2, 96, 3, 2): {2, 1},  # too few rows for elements
+}
+for shape, times in SHAPES.items():
+    for op, options in PLANS:
+        for dtype in ("float32", "float16"):
+            case = verify.Case(id="folded", op=op, shape=shape, layout="channels-last", **options)
+            problem = verify.make_problem(case, dtype, 0)
+            found.clear()
+            for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
+                assert measured.ok, (shape, op, dtype, measured)
+            assert set(found) <= times, (shape, op, found)
+            if dtype == "float16" or shape[1] % 4:  # else elements are taken as they lie
+                assert found, (shape, op)
+print("done")
+"""
+
+
+def test_rows_of_few_channels_side_by_side():
+    assert interpreted("-c", FOLDED).strip() == "done"
 
 
 MANY_SAMPLES = """

@@ -39,6 +39,9 @@ _LEAST = 0.62  # what is left of all this however many tiles arrive meanwhile
 # 64x1024x14x14 in bfloat16 59.3 instead of 56.6.
 _ROOMY, _FRIENDS, _LESS = 17, 16, 0.7
 _SPEED = 36.0e3  # bytes of a multiprocessor in a microsecond
+# The same for 16-bit data whose rows are no multiples of 16 bytes: smaller copies. 64x100x56x56
+# takes 97 us, in two passes (which fold rows) 62; 64x10x112x112 40 and 30, 128x60x28x28 21 and 24.
+_NARROW_SPEED = 24.0e3
 _TWO_PASSES_SPEED = 33.4e3
 _TWO_PASSES = 22.0  # what two passes take beside their traffic: 14 to 37
 # Where less than a third stays on chip, streams take 5 to 17 % longer than this says: batch norm
@@ -134,13 +137,14 @@ class Cut:
         words = min(power_of_two(self.parts * self.spans), most // bins)
         return max(1, threads // bins, words)
 
-    def guess(self, itemsize: int, multiprocessors: int) -> float:
-        """How long it takes, in microseconds."""
+    def guess(self, itemsize: int, multiprocessors: int, *, narrow: bool = False) -> float:
+        """How long it takes, in microseconds; ``narrow`` where copies are of less than 16 bytes."""
+        speed = _NARROW_SPEED if narrow and itemsize == 2 else _SPEED
         tile = 2 * self.rows * self.cols * itemsize
         trips, spare = 1.5 * self.tiles, self.block.chunks + self.held - self.tiles
         if self.streams:
             trips, spare = trips + 1 - spare, 1
-        memory = self.team * self.teams * trips * tile / multiprocessors / _SPEED
+        memory = self.team * self.teams * trips * tile / multiprocessors / speed
         if 3 * (self.block.chunks + self.held) < self.tiles:
             memory *= _LONG
         wait = self.per * (_ACROSS * self.block.warps * self.cols + _TILE * self.tiles)
@@ -148,7 +152,7 @@ class Cut:
             wait += _TWO_STEPS if self.own else _EXCHANGE / self.per + _WORD * self.words
             wait += _PARTNERS * math.log2(self.team)
             wait -= _LESS if self.roomy else 0
-        arrive = min(spare, self.held) * self.per * tile / _SPEED if self.rounds > 1 else 0
+        arrive = min(spare, self.held) * self.per * tile / speed if self.rounds > 1 else 0
         return _START + self.rounds * (memory + max(_LEAST * wait, wait - arrive))
 
 
@@ -249,9 +253,10 @@ def resident_columns(builder: Builder, geometry: Geometry, layout: Layout, devic
 
 def choose(data: Slabs, device: Device) -> Cut | None:
     """The cut that takes least; None where two passes take less."""
+    narrow = data.align * data.itemsize < 16
 
     def guess(cut: Cut) -> float:
-        return round(cut.guess(data.itemsize, device.multiprocessors), 1)
+        return round(cut.guess(data.itemsize, device.multiprocessors, narrow=narrow), 1)
 
     size = data.images * data.rows * data.channels * data.itemsize
     best = min(cuts(data, device), key=lambda cut: (guess(cut), cut.team), default=None)

@@ -120,9 +120,8 @@ def _cut(rows: int, cols: int, itemsize: int, multiprocessors: int, *, packed: b
 
     A request for each of many short rows would take too long, so those must be packed.
     """
-    vectors = [size // itemsize for size in (8, 4) if cols * itemsize % size == 0]
-    if not vectors:
-        return None
+    row = cols * itemsize
+    vectors = [size // itemsize for size in (8, 4, 2) if size >= itemsize and not row % size]
     if cols <= _SHORT and packed and not (itemsize == 2 and cols in _EVEN):
         shape: _Shape | None = _in_a_warp(cols, vectors[0])
     else:

@@ -280,6 +280,15 @@ def quotient(number, magic):
 
 
 @triton.jit
+def channel_of(column, period, RUN: tl.constexpr):
+    """The channel of a column where several rows lie side by side; ``period`` comes over RUN.
+
+    RUN columns are neighbours in all of them: one division, and wide loads of parameters.
+    """
+    return column // RUN % period * RUN + column % RUN
+
+
+@triton.jit
 def coefficients(rs, factor, t1, t2, count):
     """Dx is ``dy * scale + (x - mean) * tilt + shift``: the last two, from the two sums.
 

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
     await_step_before,
+    channel_of,
     load_or,
     load_rstd,
     store_as,
@@ -84,7 +85,9 @@ def column_sums(
     splits,
     blocks,  # of columns
     rows,
-    channels,  # over ALIGN
+    channels,  # over ALIGN, of all rows that lie side by side
+    period,  # over RUN: channels of one row, if there are several
+    times,  # so many
     group_size,
     dy_row,
     dy_outer,
@@ -94,6 +97,7 @@ def column_sums(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     ALIGN: tl.constexpr,
+    RUN: tl.constexpr,
     COMPUTE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -103,9 +107,12 @@ def column_sums(
     outer = (block // blocks).to(tl.int64)
     column = (block % blocks) * COLS + tl.arange(0, COLS)
     col_ok = column < channels * ALIGN
-    statistic = column
+    channel, width = column, channels * ALIGN
+    if period is not None:
+        channel, width = channel_of(column, period, RUN), period * RUN
+    statistic = channel
     if GROUP:
-        statistic = outer * (channels * ALIGN // group_size) + column // group_size
+        statistic = outer * (width // group_size) + channel // group_size
     mu = load_or(mean, statistic, col_ok, 0.0, COMPUTE)[None, :]
     s1 = tl.zeros([ROWS, COLS], COMPUTE)
     s2 = tl.zeros([ROWS, COLS], COMPUTE)
@@ -120,9 +127,10 @@ def column_sums(
         if x is not None:
             s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
     t1, t2 = sum_pairs(s1, s2, 0)
-    unit = outer * channels * ALIGN + column
-    tl.store(partials + unit * splits + part, t1, mask=col_ok)
-    tl.store(partials + (units + unit) * splits + part, t2, mask=col_ok)
+    unit = outer * width + channel
+    place = column // width * splits + part
+    tl.store(partials + unit * splits * times + place, t1, mask=col_ok)
+    tl.store(partials + (units + unit) * splits * times + place, t2, mask=col_ok)
 
 
 @triton.jit
