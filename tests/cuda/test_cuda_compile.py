@@ -180,6 +180,17 @@ def test_the_plan_knows_how_much_shared_memory_a_block_takes(request_, compiled)
                 assert one.grid[0] <= resident_blocks(device, one, known[size]), name
 
 
+@pytest.mark.parametrize("mask", [(True, False, False), (True, True, False)], ids=["100", "110"])
+@pytest.mark.parametrize("request_", RINGS, ids=" ".join)
+def test_rings_with_fewer_results(request_, mask, compiled):
+    """A ring is found behind other shared memory: there must be some."""
+    step = the_resident(plan(*request_, mask=mask))
+    metadata, registers, stack, _ = compiled(step, 90)
+    assert step.ring < metadata.shared
+    assert registers <= step.registers
+    assert stack == 0
+
+
 @pytest.mark.parametrize("request_", OTHERS, ids=" ".join)
 def test_other_kernels_on_hopper(request_, compiled):
     for step in launches(plan(*request_)):

@@ -21,6 +21,9 @@ class _Slot:
     def load(self, layout: Any) -> Any:
         return self.tile
 
+    def store(self, tile: Any) -> None:
+        self.tile = tile
+
 
 class _Shared:
     """Tiles of shared memory, by number."""

@@ -164,6 +164,10 @@ def layer_ring(
     thread = gl.arange(0, 32 * WARPS, line)
     column = gl.arange(0, CHUNK, side)
     local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
+    if STACKED and partials is None:
+        # Nothing else would have shared memory of the compiler's, behind which the ring is.
+        flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        gl.allocate_shared_memory(tl.int32, [1, 32 * WARPS], flat).index(0).store(thread)
     base = ring_at(thread * 0, BYTES)
     start_barriers(base, DEPTH)
     data = (dy, x, dy_row, x_row)
