@@ -3,6 +3,7 @@
 from normgrad.backends.cpu import jit
 from normgrad.backends.cpu.vector import (
     fma,
+    four_totals,
     lanes,
     load,
     load_pair,
@@ -116,6 +117,48 @@ def sums(fmt, dy, x, dy_step, x_step, segments, length, mean):
     sum_dy += total((p0 + p1) + (p2 + p3))
     sum_xmu += total((q0 + q1) + (q2 + q3))
     return sum_dy, sum_xmu
+
+
+@jit.inner
+def lane_sums(fmt, dy, x, length, mean):
+    """Both sums of a short segment, lane by lane."""
+    width = lanes(fmt)
+    step = width * size_of(fmt)
+    centre = splat(fmt, mean)
+    p0 = zero(fmt)
+    p1 = zero(fmt)
+    q0 = zero(fmt)
+    q1 = zero(fmt)
+    left = length
+    while left >= 2 * width:
+        d0, d1 = load_pair(fmt, dy)
+        t0, t1 = load_pair(fmt, x)
+        p0 = p0 + d0
+        p1 = p1 + d1
+        q0 = fma(d0, t0 - centre, q0)
+        q1 = fma(d1, t1 - centre, q1)
+        dy += 2 * step
+        x += 2 * step
+        left -= 2 * width
+    while left > 0:
+        part = min(left, width)
+        d0 = load_part(fmt, dy, part)
+        p0 = p0 + d0
+        q0 = fma(d0, load_part(fmt, x, part) - centre, q0)
+        dy += step
+        x += step
+        left -= part
+    return p0 + p1, q0 + q1
+
+
+@jit.inner
+def four_sums(fmt, dy, x, dy_step, x_step, length, mean):
+    """The sums of each of four short segments, whose lanes are added up together."""
+    p0, q0 = lane_sums(fmt, dy, x, length, mean)
+    p1, q1 = lane_sums(fmt, dy + dy_step, x + x_step, length, mean)
+    p2, q2 = lane_sums(fmt, dy + 2 * dy_step, x + 2 * x_step, length, mean)
+    p3, q3 = lane_sums(fmt, dy + 3 * dy_step, x + 3 * x_step, length, mean)
+    return four_totals(p0, p1, p2, p3), four_totals(q0, q1, q2, q3)
 
 
 @jit.inner

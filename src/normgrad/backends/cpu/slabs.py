@@ -14,21 +14,34 @@ from normgrad.backends.cpu.scalar import (
     put,
     slope_and_offset,
 )
-from normgrad.backends.cpu.segments import gradients, part_gradients, scaled, sums, sums_of_dy
+from normgrad.backends.cpu.segments import (
+    four_sums,
+    gradients,
+    part_gradients,
+    scaled,
+    sums,
+    sums_of_dy,
+)
 from normgrad.backends.cpu.vector import (
     fence,
     fma,
     lanes,
     load,
     load_pair,
+    load_part,
     read,
     size_of,
     splat,
     splat_pair,
+    store_pair,
+    store_part,
     stream_line,
     stream_pair,
     write,
 )
+
+# Vectors of segments whose sums are worth adding up four at a time.
+_SHORT = 16
 
 
 @jit.inner
@@ -92,6 +105,47 @@ def dense_gradients(fmt, params, addresses, workspace, slab, dy, x, dx, mean, rs
         after = a
         final = False
         segment -= 1
+
+
+@jit.inner
+def near_gradients(
+    fmt, params, addresses, workspace, slab, dy, x, dx, first, segments, length, mean, rstd, b, c
+):  # fmt: skip
+    """``dx = a * dy + b * (x - mean) + c`` through the cache, over segments with an ``a`` each."""
+    width = lanes(fmt)
+    step = width * size_of(fmt)
+    dy_step = slab_step(params, slots.DY)
+    x_step = slab_step(params, slots.X)
+    dx_step = slab_step(params, slots.DX)
+    centre = splat(fmt, mean)
+    vb = splat(fmt, b)
+    vc = splat(fmt, c)
+    column = parameter(params, slab, 0)
+    for segment in range(first, first + segments):
+        gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
+        va = splat(fmt, rstd * gamma)
+        at = dy + segment * dy_step
+        at_x = x + segment * x_step
+        to = dx + segment * dx_step
+        left = length
+        while left >= 2 * width:
+            d0, d1 = load_pair(fmt, at)
+            t0, t1 = load_pair(fmt, at_x)
+            r0 = fma(va, d0, fma(vb, t0 - centre, vc))
+            r1 = fma(va, d1, fma(vb, t1 - centre, vc))
+            store_pair(fmt, to, r0, r1)
+            at += 2 * step
+            at_x += 2 * step
+            to += 2 * step
+            left -= 2 * width
+        while left > 0:
+            part = min(left, width)
+            t0 = load_part(fmt, at_x, part) - centre
+            store_part(fmt, to, fma(va, load_part(fmt, at, part), fma(vb, t0, vc)), part)
+            at += step
+            at_x += step
+            to += step
+            left -= part
 
 
 @jit.inner
@@ -160,10 +214,25 @@ def kept_sums(params, workspace, slab):
 
 
 @jit.inner
-def keep(params, address, rstd, sum_dy, sum_xmu):
-    """Leave a channel's share of the parameter gradients."""
-    write(F64, address, sum_dy)
-    write(F64, address + params[slots.COLUMNS] * 8, sum_xmu * rstd)
+def segment_sums(fmt, params, dy, x, segments, length, mean, to, step, second):
+    """Leave the sums of each segment at every ``step`` from ``to`` on, the other one behind it."""
+    dy_step = slab_step(params, slots.DY)
+    x_step = slab_step(params, slots.X)
+    together = 0
+    if params[slots.SUM_XMU] and length <= _SHORT * lanes(fmt):
+        together = segments // 4 * 4
+    for four in range(0, together, 4):
+        at = dy + four * dy_step
+        ones, others = four_sums(fmt, at, x + four * x_step, dy_step, x_step, length, mean)
+        for one in range(4):
+            place = to + (four + one) * step
+            write(F64, place, ones[one])
+            write(F64, place + second, others[one])
+    for segment in range(together, segments):
+        at = dy + segment * dy_step
+        one, other = needed_sums(fmt, params, at, x + segment * x_step, 1, length, mean)
+        write(F64, to + segment * step, one)
+        write(F64, to + segment * step + second, other)
 
 
 @jit.inner
@@ -199,18 +268,17 @@ def slab_sums(fmt, params, addresses, workspace, slab, dy, x, mean, rstd):
         return needed_sums(fmt, params, dy, x, segments, inner, mean)
     sum_dy = 0.0
     sum_xmu = 0.0
-    dy_step = slab_step(params, slots.DY)
-    x_step = slab_step(params, slots.X)
     column = parameter(params, slab, 0)
     kept = kept_sums(params, workspace, slab)
+    second = params[slots.COLUMNS] * 8
+    segment_sums(fmt, params, dy, x, segments, inner, mean, kept, 8, second)
     for segment in range(segments):
-        one, other = needed_sums(fmt, params, dy, x, 1, inner, mean)
-        keep(params, kept + segment * 8, rstd, one, other)
+        at = kept + segment * 8
+        other = read(F64, at + second)
+        write(F64, at + second, other * rstd)  # the channel's share of the parameter gradient
         gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
-        sum_dy += gamma * one
+        sum_dy += gamma * read(F64, at)
         sum_xmu += gamma * other
-        dy += dy_step
-        x += x_step
     return sum_dy, sum_xmu
 
 
@@ -247,6 +315,12 @@ def whole_slabs(fmt, params, addresses, workspace, index, after):
                     fmt, params, addresses, workspace, slab, dy, x, dx, mean, rstd, b, c
                 )
                 continue
+            if by_row and params[slots.CORRECTION] and not params[slots.STREAM_DX]:
+                near_gradients(
+                    fmt, params, addresses, workspace, slab, dy, x, dx, 0, segments, inner, mean,
+                    rstd, b, c,
+                )  # fmt: skip
+                continue
             column = parameter(params, slab, 0)
             together = 1 if by_row else segments  # segments with one gamma
             segment = segments - together
@@ -269,7 +343,7 @@ def unit_place(params, index):
     inner = params[slots.INNER]
     slab = index // pieces
     unit = index - slab * pieces
-    per_segment = -(-inner // params[slots.PIECE])
+    per_segment = pieces_of_segment(params)
     segment = unit // per_segment * params[slots.GATHERED]
     segments = min(params[slots.GATHERED], params[slots.SEGMENTS] - segment)
     first = unit % per_segment * params[slots.PIECE]
@@ -278,18 +352,33 @@ def unit_place(params, index):
 
 
 @jit.inner
+def pieces_of_segment(params):
+    """How many pieces a segment is cut into."""
+    return -(-params[slots.INNER] // params[slots.PIECE])
+
+
+@jit.inner
 def unit_sums(fmt, params, addresses, workspace, index):
-    """The sums of one unit of a slab that is split: part of a segment, or some segments."""
+    """The sums of one unit of a slab that is split: part of a segment, or some segments.
+
+    Group norm has those of each segment apart.
+    """
     slab, segment, segments, first, length = unit_place(params, index)
     mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
     dy = slab_start(params, addresses, workspace, slots.DY, slab) + first * size_of(fmt)
     x = slab_start(params, addresses, workspace, slots.X, slab) + first * size_of(fmt)
     dy += segment * slab_step(params, slots.DY)
     x += segment * slab_step(params, slots.X)
+    parts = workspace + params[slots.AT_PARTS]
+    if params[slots.BY_ROW]:
+        per_segment = pieces_of_segment(params)
+        part = (slab * params[slots.SEGMENTS] + segment) * per_segment
+        to = parts + (part + first // params[slots.PIECE]) * 16
+        segment_sums(fmt, params, dy, x, segments, length, mean, to, per_segment * 16, 8)
+        return 0
     sum_dy, sum_xmu = needed_sums(fmt, params, dy, x, segments, length, mean)
-    parts = workspace + params[slots.AT_PARTS] + index * 16
-    write(F64, parts, sum_dy)
-    write(F64, parts + 8, sum_xmu)
+    write(F64, parts + index * 16, sum_dy)
+    write(F64, parts + index * 16 + 8, sum_xmu)
     return 0
 
 
@@ -299,17 +388,24 @@ def unit_gradients(fmt, params, addresses, workspace, index):
     slab, segment, segments, first, length = unit_place(params, index)
     mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
     rstd = inverse_deviation(params, addresses, workspace, slab)
-    gamma_index = parameter(params, slab, segment)
-    gamma = entry(params, addresses, workspace, slots.GAMMA, gamma_index, 1.0)
     factors = workspace + params[slots.AT_COEFFICIENTS] + slab * 16
     b = read(F64, factors)
     c = read(F64, factors + 8)
     dy = slab_start(params, addresses, workspace, slots.DY, slab) + first * size_of(fmt)
     x = slab_start(params, addresses, workspace, slots.X, slab) + first * size_of(fmt)
     dx = slab_start(params, addresses, workspace, slots.DX, slab) + first * size_of(fmt)
-    write_gradients(
-        fmt, params, dy, x, dx, segment, segments, length, mean, rstd * gamma, b, c, 0, 0
-    )
+    by_row = params[slots.BY_ROW] != 0
+    if by_row and params[slots.CORRECTION] and not params[slots.STREAM_DX]:
+        near_gradients(
+            fmt, params, addresses, workspace, slab, dy, x, dx, segment, segments, length, mean,
+            rstd, b, c,
+        )  # fmt: skip
+        return 0
+    together = 1 if by_row else segments  # segments with one gamma
+    for one in range(segment, segment + segments, together):
+        index = parameter(params, slab, one)
+        a = rstd * entry(params, addresses, workspace, slots.GAMMA, index, 1.0)
+        write_gradients(fmt, params, dy, x, dx, one, together, length, mean, a, b, c, 0, 0)
     if params[slots.STREAM_DX]:
         fence()
     return 0
@@ -348,16 +444,16 @@ def join_units():
 
     def join_units_task(params, addresses, workspace, argument, index, after):
         slab = argument + index
-        pieces = params[slots.PIECES]
         rstd = inverse_deviation(params, addresses, workspace, slab)
-        parts = workspace + params[slots.AT_PARTS] + slab * pieces * 16
         sum_dy = 0.0
         sum_xmu = 0.0
         if params[slots.SUM_DY]:
             by_row = params[slots.BY_ROW] != 0
-            per_segment = pieces // params[slots.SEGMENTS] if by_row else pieces
+            segments = params[slots.SEGMENTS] if by_row else 1
+            per_segment = pieces_of_segment(params) if by_row else params[slots.PIECES]
             column = parameter(params, slab, 0)
-            for segment in range(pieces // max(per_segment, 1)):
+            parts = workspace + params[slots.AT_PARTS] + slab * segments * per_segment * 16
+            for segment in range(segments):
                 one = 0.0
                 other = 0.0
                 for piece in range(segment * per_segment, (segment + 1) * per_segment):
@@ -365,13 +461,9 @@ def join_units():
                     other += read(F64, parts + piece * 16 + 8)
                 gamma = 1.0
                 if by_row:
-                    keep(
-                        params,
-                        kept_sums(params, workspace, slab) + segment * 8,
-                        rstd,
-                        one,
-                        other,
-                    )
+                    kept = kept_sums(params, workspace, slab) + segment * 8
+                    write(F64, kept, one)
+                    write(F64, kept + params[slots.COLUMNS] * 8, other * rstd)
                     index = column + segment
                     gamma = entry(params, addresses, workspace, slots.GAMMA, index, 1.0)
                 sum_dy += gamma * one

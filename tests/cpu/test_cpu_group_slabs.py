@@ -1,0 +1,87 @@
+"""Group norm channels first: slabs that are split into units of several channels, or taken whole."""
+
+import itertools
+
+import pytest
+
+from normgrad import verify
+from normgrad.backends.cpu import program
+from normgrad.cli.plan import spec_of
+from normgrad.plan import _make_plan, make_plan
+from normgrad.spec import Op
+
+pytest.importorskip("numba")
+
+# Channels by the dozen in a unit and fewer in the last one; whole slabs of short and longer
+# channels; parts of a channel; with dx past the cache.
+SHAPES = {
+    (2, 70, 33, 31): "units_in",
+    (1, 131, 5, 101): "units_in",
+    (9, 41, 41, 40): "slabs",
+    (40, 7, 3, 5): "slabs",
+    (1, 3, 190, 190): "units_in",
+    (3, 90, 115, 115): "units_in",
+}
+MASKS = [mask for mask in itertools.product((False, True), repeat=3) if any(mask)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_slabs_of_group_norm(shape, dtype):
+    for mask in MASKS if dtype == "float32" and shape[0] < 3 else MASKS[-1:]:
+        case = verify.Case(id="slabs", op=Op.GROUP_NORM, shape=shape, num_groups=1, mask=mask)
+        problem = verify.make_problem(case, dtype, 0)
+        for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):
+            assert measured.ok, (mask, measured)
+    phases = make_plan(spec_of(case, dtype), "cpu").config.phases
+    assert phases[0].split()[0] == SHAPES[shape]
+
+
+# Units so small that small data have several, without the compiler: bounds are checked.
+UNITS = """
+from normgrad import verify
+from normgrad.backends.cpu import program
+from normgrad.plan import make_plan
+from normgrad.spec import Op
+
+program.TASK_ELEMENTS, program.NEAR_SLAB = 64, 0
+for shape in ((2, 10, 3, 7), (1, 9, 5, 4), (1, 3, 70, 2), (2, 5, 1, 33), (8, 6, 10, 5)):
+    for dtype in ("float32", "bfloat16"):
+        case = verify.Case(id="units", op=Op.GROUP_NORM, shape=shape, num_groups=1)
+        problem = verify.make_problem(case, dtype, 0)
+        for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):
+            assert measured.ok, (shape, dtype, measured)
+        assert make_plan(problem.spec, "cpu").config.phases[0].startswith("units_in")
+print("done")
+"""
+
+
+def test_units_stay_in_bounds(python):
+    assert python("-c", UNITS, NUMBA_DISABLE_JIT="1").strip() == "done"
+
+
+def test_a_unit_has_many_short_channels():
+    """A task for each would take longer to hand out than to do."""
+    case = verify.Case(id="units", op=Op.GROUP_NORM, shape=(4, 384, 14, 14), num_groups=1)
+    phases = make_plan(spec_of(case, "float32"), "cpu").config.phases
+    assert phases[0] == "units_in x 12"
+    assert phases[2] == "units_out x 12"
+
+
+def test_units_or_whole_slabs_agree(monkeypatch):
+    """Nearly: the sums of a channel are the same bits, and so are the parameter gradients."""
+    case = verify.Case(id="both", op=Op.GROUP_NORM, shape=(10, 40, 41, 41), num_groups=1)
+    problem = verify.make_problem(case, "float32", 0)
+    whole = verify.run_backend(problem, "cpu")
+    monkeypatch.setattr(program, "NEAR_SLAB", 0)
+    _make_plan.cache_clear()
+    import normgrad.dispatch
+
+    normgrad.dispatch._prepare.cache_clear()
+    split = verify.run_backend(problem, "cpu")
+    monkeypatch.undo()
+    _make_plan.cache_clear()
+    normgrad.dispatch._prepare.cache_clear()
+    assert make_plan(spec_of(case, "float32"), "cpu").config.phases[0].startswith("slabs")
+    for role in ("dgamma", "dbeta"):
+        assert whole[role].tobytes() == split[role].tobytes()
