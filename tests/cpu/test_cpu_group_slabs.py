@@ -1,4 +1,4 @@
-"""Group norm channels first: slabs that are split into units of several channels, or taken whole."""
+"""Group norm channels first: slabs split into units of several channels, or taken whole."""
 
 import itertools
 

@@ -137,6 +137,8 @@ def lane_sums(fmt, dy, x, length, mean):
         p1 = p1 + d1
         q0 = fma(d0, t0 - centre, q0)
         q1 = fma(d1, t1 - centre, q1)
+        prefetch(dy + FAR)
+        prefetch(x + FAR)
         dy += 2 * step
         x += 2 * step
         left -= 2 * width
