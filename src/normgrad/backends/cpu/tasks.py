@@ -3,16 +3,16 @@
 import functools
 from typing import Any
 
-from normgrad.backends.cpu import blocks, copies, driver, jit, rows, scalar, slabs, strips
+from normgrad.backends.cpu import blocks, copies, driver, jit, rows, scalar, slabs, strips, units
 from normgrad.backends.cpu.formats import Format
 
 _FACTORIES: dict[str, Any] = {
     "add_counts": scalar.add_counts,
     "copies": copies.copies,
     "slabs": slabs.slabs,
-    "units_in": slabs.units_in,
-    "units_out": slabs.units_out,
-    "join_units": slabs.join_units,
+    "units_in": units.units_in,
+    "units_out": units.units_out,
+    "join_units": units.join_units,
     "strips": strips.strips,
     "spread_means": blocks.spread_means,
     "blocks_in": blocks.blocks_in,
