@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from normgrad import verify
-from normgrad.backends.cpu import program
+from normgrad.backends.cpu import sizes
 from normgrad.cli.plan import spec_of
 from normgrad.plan import _make_plan, make_plan
 from normgrad.spec import Op
@@ -40,11 +40,11 @@ def test_slabs_of_group_norm(shape, dtype):
 # Units so small that small data have several, without the compiler: bounds are checked.
 UNITS = """
 from normgrad import verify
-from normgrad.backends.cpu import program
+from normgrad.backends.cpu import sizes
 from normgrad.plan import make_plan
 from normgrad.spec import Op
 
-program.TASK_ELEMENTS, program.NEAR_SLAB = 64, 0
+sizes.TASK_ELEMENTS, sizes.NEAR_SLAB = 64, 0
 for shape in ((2, 10, 3, 7), (1, 9, 5, 4), (1, 3, 70, 2), (2, 5, 1, 33), (8, 6, 10, 5)):
     for dtype in ("float32", "bfloat16"):
         case = verify.Case(id="units", op=Op.GROUP_NORM, shape=shape, num_groups=1)
@@ -73,7 +73,7 @@ def test_units_or_whole_slabs_agree(monkeypatch):
     case = verify.Case(id="both", op=Op.GROUP_NORM, shape=(10, 40, 41, 41), num_groups=1)
     problem = verify.make_problem(case, "float32", 0)
     whole = verify.run_backend(problem, "cpu")
-    monkeypatch.setattr(program, "NEAR_SLAB", 0)
+    monkeypatch.setattr(sizes, "NEAR_SLAB", 0)
     _make_plan.cache_clear()
     import normgrad.dispatch
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from normgrad import functional, verify
-from normgrad.backends.cpu import program
+from normgrad.backends.cpu import sizes
 from normgrad.cli.plan import spec_of
 from normgrad.plan import _make_plan, make_plan
 from normgrad.spec import Op
@@ -16,7 +16,7 @@ pytest.importorskip("numba")
 def small_cache(monkeypatch):
     """A last cache that is half full with one slab."""
     _make_plan.cache_clear()
-    monkeypatch.setattr(program, "LAST_CACHE", 3 << 20)
+    monkeypatch.setattr(sizes, "LAST_CACHE", 3 << 20)
     yield
     _make_plan.cache_clear()
 

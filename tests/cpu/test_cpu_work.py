@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from normgrad import dispatch, functional, plan
-from normgrad.backends.cpu import engine, program
+from normgrad.backends.cpu import engine, sizes
 from normgrad.plan import make_plan
 from normgrad.spec import ROLES, Op, Spec, TensorSpec
 
@@ -127,7 +127,7 @@ def test_streamed_groups_have_the_same_bits(dtype, inner, offset, monkeypatch):
     mean, rstd, gamma = torch.full((3, 8), 2.9), torch.rand(3, 8) + 0.5, torch.rand(40) + 0.5
 
     def results(limit):
-        monkeypatch.setattr(program, "STREAM_BYTES", limit)
+        monkeypatch.setattr(sizes, "STREAM_BYTES", limit)
         plan._make_plan.cache_clear()
         dispatch._prepare.cache_clear()
         memory = torch.full((x.numel() + 64 + offset,), torch.nan, dtype=kind)
@@ -156,7 +156,7 @@ def test_samples_one_by_one_have_the_same_bits(dtype, shape, monkeypatch):
     gamma = rng.random(shape[-1])
     results = []
     for least in (8, 10):
-        monkeypatch.setattr(program, "SOME_SAMPLES", least)
+        monkeypatch.setattr(sizes, "SOME_SAMPLES", least)
         plan._make_plan.cache_clear()
         dispatch._prepare.cache_clear()
         out = np.full(shape, np.nan, dtype), *(np.full(shape[-1], np.nan) for _ in range(2))

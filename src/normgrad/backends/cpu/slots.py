@@ -49,6 +49,7 @@ AT_COEFFICIENTS: Final = 31
 DY: Final = 32
 X: Final = 40
 DX: Final = 48
+DATA: Final = {"dy": DY, "x": X, "dx": DX}
 BY_OUTER: Final = 1
 BY_GROUP: Final = 2
 BY_CHANNEL: Final = 3

@@ -1,0 +1,145 @@
+"""Channels last and layer norm: which phases, over which blocks of rows."""
+
+from typing import TYPE_CHECKING
+
+from normgrad.backends.cpu import sizes, slots
+from normgrad.backends.cpu.sizes import ceil_div
+
+if TYPE_CHECKING:
+    from normgrad.backends.cpu.program import Program
+
+
+def channels_last(program: "Program") -> None:
+    """Phases over blocks of rows: sums, what they make, gradients; or sample by sample."""
+    geometry, params, needs = program.geometry, program.params, program.needs
+    by_row = geometry.statistic == "row"
+    columns = geometry.parameters
+    samples = geometry.outer if by_row else 1
+    rows = geometry.inner if by_row else geometry.outer * geometry.inner
+    params[slots.SAMPLES] = samples
+    _row_steps(program, rows, by_row)
+    folded = 1 if by_row else _fold(program, rows, columns)
+    rows //= folded
+    width = columns * folded
+    params[slots.ROWS] = rows
+    params[slots.FOLDED] = folded
+    program.stream(width)
+    params[slots.WIDTH] = width
+    narrow = width <= sizes.NARROW_COLUMNS
+    both_bytes = 2 * geometry.size * program.format.itemsize
+    # Data that are near are written by who has summed them.
+    params[slots.BACKWARDS] = int(program.far())
+    params[slots.SIDE_BY_SIDE] = int(narrow) if program.far() else 2
+    if not by_row and not narrow and program.far() and both_bytes <= sizes.LAST_CACHE // 2:
+        params[slots.SIDE_BY_SIDE] = params[slots.FAR] = 1
+    block = _blocks(program, samples, rows, width)
+    blocks = ceil_div(rows, block)
+    chunk = geometry.channels * ceil_div(sizes.JOINED_COLUMNS, max(geometry.channels, 1))
+    params[slots.CHUNK] = chunk = max(chunk if by_row else sizes.JOINED_COLUMNS, 1)
+    params[slots.CHUNKS] = ceil_div(columns, chunk)
+    params[slots.AT_COEFFICIENTS] = program.reserve(samples * 4 * width * program.flat.itemsize)
+    params[slots.AT_SUMS] = program.reserve(samples * 2 * width * 8)
+    work = ceil_div(samples * blocks, params[slots.PER_TASK])
+    if needs.sum_dy:
+        parts = samples * blocks * 2 * width * program.flat.itemsize
+        params[slots.AT_PARTS] = program.reserve(parts)
+    # Both passes read x and dy; where only one is made there is nothing to find in the cache.
+    both = needs.sum_xmu and program.spec.dx is not None
+    sample_bytes = 2 * rows * width * program.format.itemsize
+    near = sample_bytes <= sizes.SAMPLE_BYTES
+    if by_row and both and near and samples >= sizes.SOME_SAMPLES:
+        params[slots.SIDE_BY_SIDE] = 2 if sample_bytes <= sizes.SMALL_SAMPLE else 1
+        params[slots.FAR] = int(program.far())
+        params[slots.ASKS] = int(sample_bytes <= sizes.SMALL_SAMPLE)
+        program.phase("samples", samples, program.format, program.flat)
+        program.join_samples()
+        return
+    if needs.x:
+        program.phase("spread_means", samples, program.flat)
+    if needs.sum_dy:
+        program.phase("blocks_in", work, program.format, program.flat)
+    program.phase("join_blocks", samples * params[slots.CHUNKS], program.flat)
+    if program.spec.dx is not None:
+        program.phase("blocks_out", work, program.format, program.flat)
+    program.join_samples()
+
+
+def _row_steps(program: "Program", rows: int, by_row: bool) -> None:
+    """Rows of batch norm are one run where every tensor steps evenly over all of them."""
+    outer, inner = program.geometry.outer, program.geometry.inner
+    params = program.params
+    evenly = all(
+        strides[0] == inner * strides[3] or outer == 1 or inner == 1
+        for strides in program.arrangement.strides.values()
+    )
+    params[slots.RUN] = max(rows if evenly or by_row else inner, 1)
+    for role in program.needs.data:
+        slot = slots.DATA[role]
+        if by_row:
+            params[slot + slots.BY_SAMPLE] = params[slot + slots.BY_OUTER]
+            params[slot + slots.BY_OUTER] = 0
+        elif evenly and inner == 1:
+            params[slot + slots.BY_INNER] = params[slot + slots.BY_OUTER]
+
+
+def _fold(program: "Program", rows: int, columns: int) -> int:
+    """How many rows of few channels are taken as one: vectors want 16 columns."""
+    params = program.params
+    if not 0 < columns < sizes.FOLD_COLUMNS or params[slots.RUN] != rows:
+        return 1
+    steps = [slots.DATA[role] + slots.BY_INNER for role in program.needs.data]
+    if any(params[step] != columns * program.format.itemsize for step in steps):
+        return 1
+    most = (32 if columns < 8 else 16) if columns % 16 else 256 // columns
+    counts = (count for count in (32, 16, 8, 4, 2) if count <= most and rows % count == 0)
+    folded = next(counts, 1)
+    for step in steps:
+        params[step] *= folded
+    params[slots.RUN] = max(rows // folded, 1)
+    return folded
+
+
+def _blocks(program: "Program", samples: int, rows: int, columns: int) -> int:
+    """Rows of a block: enough blocks for many cores, and few enough to join quickly."""
+    # Joining a block costs what two of its rows cost.
+    least = 16 if samples * rows < 256 else 32
+    block = min(sizes.BLOCK_ROWS, max(least, ceil_div(samples * rows, 64)))
+    block = ceil_div(block, 4) * 4
+    program.params[slots.BLOCK] = block
+    program.params[slots.BLOCKS] = ceil_div(rows, block)
+    each = min(sizes.TASK_ELEMENTS, program.geometry.size // sizes.SOME_TASKS)
+    program.params[slots.PER_TASK] = max(1, each // max(block * columns, 1))
+    return block
+
+
+def rows(program: "Program") -> None:
+    """Layer norm's phases: blocks of rows from sums to gradients, then the parameters' sums."""
+    geometry, params = program.geometry, program.params
+    rows, columns = geometry.outer, geometry.channels
+    params[slots.ROWS] = rows
+    params[slots.SAMPLES] = 1
+    params[slots.WIDTH] = columns
+    program.stream(columns)
+    block = _blocks(program, 1, rows, columns)
+    blocks = ceil_div(rows, block)
+    gamma_slot = len(params)
+    gamma = program.spec.gamma
+    if (
+        gamma is not None
+        and gamma.dtype == program.flat.name
+        and params[slots.GAMMA + slots.STRIDE] == program.flat.itemsize
+    ):
+        params.append(params[slots.GAMMA])
+    else:
+        params.append(program.reserve(columns * program.flat.itemsize))
+        if program.spec.dx is not None:
+            program.phase("spread_gamma", 1, program.flat, argument=gamma_slot)
+    if program.needs.sum_dy:
+        params[slots.AT_PARTS] = program.reserve(blocks * 2 * columns * program.flat.itemsize)
+        params[slots.AT_SUMS] = program.reserve(columns * 8)
+    work = ceil_div(blocks, params[slots.PER_TASK])
+    params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * 4 * 8)  # four rows' at a time
+    program.phase("rows", work, program.format, program.flat, argument=gamma_slot)
+    if program.needs.sum_dy:
+        params[slots.CHUNK] = sizes.JOINED_COLUMNS
+        program.phase("join_rows", ceil_div(columns, sizes.JOINED_COLUMNS), program.flat)

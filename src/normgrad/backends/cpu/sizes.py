@@ -1,0 +1,43 @@
+"""From which sizes on the CPU backend does things in another way, as measured (kernels-cpu)."""
+
+# A task should take about 10 us, so that handing it out (50 ns) is nothing.
+TASK_ELEMENTS = 32768
+SOME_TASKS = 16
+# Fewer slabs than this cannot keep many cores busy: large ones are split.
+FEW_SLABS = 32
+# Slabs of group norm whose x and dy are so small are written while they are in a cache, if there
+# are some: 16x96x28x28 in one group takes 230 us so in float32, 262 otherwise.
+NEAR_SLAB = 2 << 20
+# A block of rows adds at most this many numbers in float32 before float64 takes over.
+BLOCK_ROWS = 128
+JOINED_COLUMNS = 64
+# Past this size of x, dy and dx together the results will not be found in a cache anyway.
+STREAM_BYTES = 12 << 20
+STREAM_SEGMENT = 1024
+# Segments up to this size come too slowly when they are first read: 8x256x56x56 in float32 2.55 ms,
+# 2.33 where the next channel is asked for while one is written. Long runs gain nothing.
+ASKED_SEGMENT = 64 << 10
+LAST_CACHE = 32 << 20
+MOST_TURNS = 6  # of large slabs, three phases each
+# Four rows are summed side by side where they have few columns, or all of x and dy fits a cache.
+NARROW_COLUMNS = 64
+NEAR_BYTES = 4 << 20
+# Samples of group norm up to this size are written while they are in a cache, where there are some.
+SAMPLE_BYTES = 6 << 20
+SOME_SAMPLES = 8
+# In L2 four rows of them are written side by side too; from L3 that takes longer than row by row:
+# 8x640x32x32 bf16 1.33 ms against 1.24.
+SMALL_SAMPLE = 1 << 20
+# Dense rows of fewer channels are taken several as one.
+FOLD_COLUMNS = 128
+# Planes of up to this many bytes are taken several as one, in rows of at least STRIP_ROW, where a
+# strip of all samples stays in the cache.
+SHORT_PLANE = 256
+STRIP_ROW = 512
+STRIP_BYTES = 1 << 20
+STRIP_SAMPLES = 8
+
+
+def ceil_div(value: int, by: int) -> int:
+    """Rounded up."""
+    return -(-value // by)
