@@ -197,6 +197,32 @@ def sums_of_dy(fmt, dy, dy_step, segments, length):
 
 
 @jit.inner
+def near_segment(fmt, dy, x, dx, left, centre, va, vb, vc):
+    """``dx = a * dy + b * (x - mean) + c`` over a segment, through the cache."""
+    width = lanes(fmt)
+    step = width * size_of(fmt)
+    while left >= 2 * width:
+        d0, d1 = load_pair(fmt, dy)
+        t0, t1 = load_pair(fmt, x)
+        r0 = fma(va, d0, fma(vb, t0 - centre, vc))
+        r1 = fma(va, d1, fma(vb, t1 - centre, vc))
+        store_pair(fmt, dx, r0, r1)
+        dy += 2 * step
+        x += 2 * step
+        dx += 2 * step
+        left -= 2 * width
+    if left >= width:
+        store(fmt, dx, fma(va, load(fmt, dy), fma(vb, load(fmt, x) - centre, vc)))
+        dy += step
+        x += step
+        dx += step
+        left -= width
+    if left > 0:
+        t = load_part(fmt, x, left) - centre
+        store_part(fmt, dx, fma(va, load_part(fmt, dy, left), fma(vb, t, vc)), left)
+
+
+@jit.inner
 def gradients(
     fmt,
     dy,
@@ -272,25 +298,7 @@ def gradients(
                 at_x += step
                 to += step
                 left -= width
-        while left >= 2 * width:
-            d0, d1 = load_pair(fmt, at)
-            t0, t1 = load_pair(fmt, at_x)
-            r0 = fma(va, d0, fma(vb, t0 - centre, vc))
-            r1 = fma(va, d1, fma(vb, t1 - centre, vc))
-            store_pair(fmt, to, r0, r1)
-            at += 2 * step
-            at_x += 2 * step
-            to += 2 * step
-            left -= 2 * width
-        if left >= width:
-            store(fmt, to, fma(va, load(fmt, at), fma(vb, load(fmt, at_x) - centre, vc)))
-            at += step
-            at_x += step
-            to += step
-            left -= width
-        if left > 0:
-            t = load_part(fmt, at_x, left) - centre
-            store_part(fmt, to, fma(va, load_part(fmt, at, left), fma(vb, t, vc)), left)
+        near_segment(fmt, at, at_x, to, left, centre, va, vb, vc)
         dy += dy_step
         x += x_step
         dx += dx_step

@@ -17,6 +17,7 @@ from normgrad.backends.cpu.scalar import (
 from normgrad.backends.cpu.segments import (
     four_sums,
     gradients,
+    near_segment,
     part_gradients,
     scaled,
     sums,
@@ -28,13 +29,10 @@ from normgrad.backends.cpu.vector import (
     lanes,
     load,
     load_pair,
-    load_part,
     read,
     size_of,
     splat,
     splat_pair,
-    store_pair,
-    store_part,
     stream_line,
     stream_pair,
     write,
@@ -112,8 +110,6 @@ def near_gradients(
     fmt, params, addresses, workspace, slab, dy, x, dx, first, segments, length, mean, rstd, b, c
 ):  # fmt: skip
     """``dx = a * dy + b * (x - mean) + c`` through the cache, over segments with an ``a`` each."""
-    width = lanes(fmt)
-    step = width * size_of(fmt)
     dy_step = slab_step(params, slots.DY)
     x_step = slab_step(params, slots.X)
     dx_step = slab_step(params, slots.DX)
@@ -126,26 +122,7 @@ def near_gradients(
         va = splat(fmt, rstd * gamma)
         at = dy + segment * dy_step
         at_x = x + segment * x_step
-        to = dx + segment * dx_step
-        left = length
-        while left >= 2 * width:
-            d0, d1 = load_pair(fmt, at)
-            t0, t1 = load_pair(fmt, at_x)
-            r0 = fma(va, d0, fma(vb, t0 - centre, vc))
-            r1 = fma(va, d1, fma(vb, t1 - centre, vc))
-            store_pair(fmt, to, r0, r1)
-            at += 2 * step
-            at_x += 2 * step
-            to += 2 * step
-            left -= 2 * width
-        while left > 0:
-            part = min(left, width)
-            t0 = load_part(fmt, at_x, part) - centre
-            store_part(fmt, to, fma(va, load_part(fmt, at, part), fma(vb, t0, vc)), part)
-            at += step
-            at_x += step
-            to += step
-            left -= part
+        near_segment(fmt, at, at_x, dx + segment * dx_step, length, centre, va, vb, vc)
 
 
 @jit.inner
