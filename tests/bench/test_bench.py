@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from normgrad import cli  # noqa: E402
 from normgrad.backends.reference.backend import ReferenceBackend  # noqa: E402
 from normgrad.bench import contender, problems, session, suites, timing, truth  # noqa: E402
+from normgrad.bench.peers import torch_eager  # noqa: E402
 from normgrad.bench.suites import Workload  # noqa: E402
 from normgrad.spec import RESULTS, Op  # noqa: E402
 
@@ -187,6 +188,19 @@ def forever():
 def test_a_peer_that_hangs_is_stopped():
     with pytest.raises(session.TooSlow, match="no result after 1e-05 s"), session._time_limit(1e-5):
         forever()
+
+
+@pytest.mark.parametrize("layout", suites.LAYOUTS)
+def test_torch_is_not_called_where_it_crashes(layout):
+    """Group norm without grad_input, channels last on the CPU: torch 2.13 ends the process."""
+    mask = (False, True, True)
+    (row,) = suites.rows(Op.GROUP_NORM, "2x64x4x4", ["float32"], [layout], mask)
+    problem = problems.make(row, "cpu")
+    if layout == "channels-last":
+        with pytest.raises(contender.NotOffered, match="without grad_input"):
+            torch_eager.PEER.prepare(problem)
+    else:
+        assert torch_eager.PEER.prepare(problem).results().keys() == {"dgamma", "dbeta"}
 
 
 def test_plain_text_in_a_pipe():

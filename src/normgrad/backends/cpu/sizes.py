@@ -1,4 +1,4 @@
-"""From which sizes on the CPU backend does things in another way, as measured (kernels-cpu)."""
+"""From which sizes on the CPU backend does things differently, as in docs/kernels-cpu.md."""
 
 # A task should take about 10 us, so that handing it out (50 ns) is nothing.
 TASK_ELEMENTS = 32768

@@ -29,7 +29,7 @@ _MOST = 40  # elements of a thread in a row: its sums and weights take three reg
 _MANY_ROWS = 1 << 30
 _NOTED = 2048  # rows of a block whose statistics are fetched at once
 _SHORT = 511  # columns, at most, of rows that lie in a warp
-_EACH = 12  # elements of a thread in those, or twice as many
+_EACH = 12  # elements of a thread in those, as far as a warp goes; or twice as many
 _EVEN = (256, 384)  # of 16 bits: better across a block (21.7 against 22.3 us for 32768x256)
 # Columns of float32 that come better straight to registers: 262144x64 takes 55.3 us so and 57.1
 # from a ring, 65536x256 56.2 and 57.3, 65536x512 102.9 and 104.8, 8192x8192 198.7 and 201.8.

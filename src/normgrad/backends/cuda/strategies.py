@@ -169,6 +169,7 @@ def add_finish(
     """Join the partial sums; returns the sums of each statistic if dx needs them."""
     spec = builder.spec
     units = layout.channels * (layout.outer if geometry.statistic == "row" else 1)
+    # Few channels, folded, have thousands of partial sums each, and few blocks to join them.
     lanes = min(power_of_two(splits), 128 if splits <= 1024 else 2048)
     totals = builder.scratch(2 * geometry.statistics, builder.compute) if needs_totals else None
     early = device.starts_early
