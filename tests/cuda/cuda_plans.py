@@ -22,7 +22,7 @@ COLUMN_KERNELS = {"columns.column_slabs", "column_streams.column_streams"}
 # Kernels that copy asynchronously.
 COPYING = {
     "planes.plane_slabs",
-    "row_ring.layer_ring",
+    "row_ring.whole_rows",
     "row_teams.layer_teams",
     *COLUMN_KERNELS,
 }
@@ -41,6 +41,15 @@ def roles(step):
     """The tensors of the caller that a step touches."""
     given = [step.target] if isinstance(step, Fill) else dict(step.arguments).values()
     return {ref.role for ref in given if isinstance(ref, Ref) and ref.role}
+
+
+def blocks_of(step):
+    """How many blocks a waiting launch has, by its sizes."""
+    given = dict(step.arguments)
+    if step.kernel == "row_ring.whole_rows":
+        sets = -(-(given["groups"] or 1) // dict(step.constants)["ROWS"])
+        return given["parts"] * sets
+    return given.get("programs") or given["team"] * given["teams"]
 
 
 def tile_bytes(step):

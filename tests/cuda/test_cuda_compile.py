@@ -6,6 +6,7 @@ as the plan says, the next slab comes by asynchronous copies, nothing large is s
 
 import re
 import subprocess
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,13 @@ COLUMNS = (
     ("batch_norm", "64x64x112x112", "bfloat16", "channels-last"),  # streamed
     ("group_norm", "1x512x512x512", "float32", "channels-last"),
 )
+SLABS = (
+    ("group_norm", "64x512x7x7", "bfloat16"),  # in a warp
+    ("group_norm", "64x1024x14x14", "float32"),  # across a block
+    ("group_norm", "64x320x17x17", "float16"),  # sets that start anywhere
+    ("group_norm", "16384x512", "bfloat16"),  # several samples in a set
+    ("group_norm", "128x32x100x100", "float32"),  # one channel in a group
+)
 RINGS = (
     ("layer_norm", "16384x4096", "bfloat16"),
     ("layer_norm", "8192x8192", "float16"),  # as many registers as there are
@@ -62,6 +70,9 @@ RINGS = (
     ("layer_norm", "65536x508", "float16"),  # 32 elements of a row in a thread
     ("layer_norm", "131072x128", "float32"),
     ("layer_norm", "300000x20", "bfloat16"),
+    ("layer_norm", "16384x2352", "bfloat16"),  # two rows in a set, cut
+    ("layer_norm", "8192x1023", "float16"),  # sets that start anywhere
+    *SLABS,
 )
 WHOLE_ROWS = (
     ("layer_norm", "16384x4096", "bfloat16"),
@@ -89,6 +100,10 @@ OTHERS = (
     ("layer_norm", "8192x8192", "float32"),
     ("layer_norm", "65537x300", "bfloat16"),  # a masked tile
     ("layer_norm", "16x2097152", "float32"),
+    ("layer_norm", "4096x16384", "bfloat16", "contiguous", "t4"),
+    ("group_norm", "64x320x17x17", "bfloat16", "contiguous", "t4"),
+    ("batch_norm_reduce", "64x512x7x7", "float32"),  # planes as columns
+    ("batch_norm_elemt", "64x512x7x7", "bfloat16"),
 )
 
 
@@ -148,7 +163,10 @@ def the_resident(program):
 def tile(step):
     sizes = dict(step.constants)
     names = ("ROWS", "COLS", "CHUNK", "CHUNKS", "STAGES", "WARPS", "DEPTH", "HELD", "FIXED", "RING")
-    return [sizes.get(name) for name in (*names, "BLOCK_CHANNELS", "BINS", "STEP", "OWN", "SLOT")]
+    return [
+        sizes.get(name)
+        for name in (*names, "BLOCK_CHANNELS", "BINS", "STEP", "OWN", "SLOT", "PIXELS")
+    ]
 
 
 @pytest.mark.parametrize("request_", [*PLANES, *COLUMNS, *ROWS, *RINGS], ids=" ".join)
@@ -180,11 +198,14 @@ def test_the_plan_knows_how_much_shared_memory_a_block_takes(request_, compiled)
                 assert one.grid[0] <= resident_blocks(device, one, known[size]), name
 
 
-@pytest.mark.parametrize("mask", [(True, False, False), (True, True, False)], ids=["100", "110"])
-@pytest.mark.parametrize("request_", RINGS, ids=" ".join)
-def test_rings_with_fewer_results(request_, mask, compiled):
+@pytest.mark.parametrize(
+    ("request_", "bits"),
+    [*product(RINGS, ("100", "110")), *product(SLABS, ("011", "010"))],
+    ids=lambda one: one if isinstance(one, str) else " ".join(one),
+)
+def test_rings_with_fewer_results(request_, bits, compiled):
     """A ring is found behind other shared memory: there must be some."""
-    step = the_resident(plan(*request_, mask=mask))
+    step = the_resident(plan(*request_, mask=tuple(bit == "1" for bit in bits)))
     metadata, registers, stack, _ = compiled(step, 90)
     assert step.ring < metadata.shared
     assert registers <= step.registers
@@ -245,6 +266,7 @@ def test_every_kernel_is_compiled_here():
     met = {step.kernel for one in requests for step in launches(plan(*one))}
     met |= {"copy.strided_copy"}  # in the interpreter's cases
     called = {"sums.join", "apply.gradient", "joins.join_rows", "joins.join_parameters"}
+    called |= {"row_ring._store_columns", "row_ring._store_channels", "row_ring._sums_of"}
     written -= called
     met -= {"copy.clear_words"}  # in one line
     assert written == met

@@ -5,6 +5,7 @@ from cuda_plans import (
     BYTES,
     COLUMN_KERNELS,
     COPYING,
+    blocks_of,
     kernels,
     launches,
     plan,
@@ -67,9 +68,7 @@ def test_blocks_that_wait_for_each_other_all_fit(known):
             if step.cooperative:
                 waiting += 1
                 assert step.grid[0] <= resident_blocks(device, step, tile_bytes(step)), name
-                given = dict(step.arguments)
-                blocks = given.get("programs") or given["team"] * given["teams"]
-                assert step.grid == (blocks, 1, 1), name
+                assert step.grid == (blocks_of(step), 1, 1), name
     assert waiting > 10
 
 
@@ -140,6 +139,8 @@ def test_partial_sums_are_joined(known):
             assert given["dgamma"] or given["dbeta"], name
             assert step.cooperative, name
             count = given.get("programs") or given.get("teams")
+            if step.kernel == "row_ring.whole_rows":
+                count = given["parts"] * sizes["SAMPLES"]
             if "CHANNELS" in sizes:
                 planes = step.kernel == "planes.plane_slabs"
                 samples = given["slabs"] // given["split"] if planes else given["images"]
@@ -149,6 +150,50 @@ def test_partial_sums_are_joined(known):
             tile *= sizes.get("PARTS", 1) * sizes.get("CHANNELS", 1)
             assert tile <= 8 * 32 * step.warps, name  # registers
     assert seen > 10
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ("64x512x7x7", 32),
+        ("8x33x7x7", 11),
+        ("70x24x5x5", 6),
+        ("16384x512", 32),
+        ("1001x64", 4),
+        ("64x512x14x14", 512),
+        ("9x1000x8x8", 1000),
+        ("2x7x90x90", 7),
+        ("64x320x17x17", 32),
+        ("1x64x16x16", 2),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_slabs_in_rings_are_covered(shape, groups, dtype):
+    """Each by one block, whose sets have the same groups; bulk copies start and end in 16 bytes."""
+    step = launches(plan("group_norm", shape, dtype, groups=groups))[-1]
+    assert step.kernel == "row_ring.whole_rows"
+    given, sizes = dict(step.arguments), dict(step.constants)
+    rows, height, parts = given["rows"], sizes["ROWS"], given["parts"]
+    size = sizes["COLS"] * BYTES[dtype]
+    covered = []
+    for program in range(step.grid[0]):
+        start, stride, tall = program * height, parts * height, height
+        if sizes["SAMPLES"] == 1:
+            part, block = divmod(program, -(-groups // height))
+            start, stride = part * groups + block * height, parts * groups
+            tall = min(groups - block * height, height)
+        assert start < rows
+        for first in range(start, rows, stride):
+            count = min(tall, rows - first)
+            assert first % groups == start % groups
+            assert sizes["EVEN"] <= (count == height)
+            assert sizes["SHIFTED"] or not (first * size % 16 or count * size % 16)
+            covered += range(first, first + count)
+        steps = len(range(start, rows, stride))
+        assert sizes["AGAIN"] or steps * height <= sizes["NOTED"]
+    assert sorted(covered) == list(range(rows))
+    assert rows * size % 16 == 0
+    assert sizes["SAMPLES"] in (1, height // groups)
 
 
 def test_rows_of_teams_are_covered(known):
@@ -269,7 +314,7 @@ def test_grids_are_what_cuda_takes(known):
 
 
 def test_more_samples_than_an_axis_of_a_grid_has():
-    program = plan("group_norm", "131072x64")
+    program = plan("group_norm", "131072x64", "float64")
     assert launches(program)[-1].grid == (131072, 1, 1)
 
 
@@ -328,7 +373,12 @@ def test_every_result_is_written(known):
         (("batch_norm", "64x1024x14x14", "bfloat16", "channels-last"), "resident columns"),
         (("group_norm", "64x256x56x56", "bfloat16", "channels-last"), "resident columns"),
         (("group_norm", "2x960x64x64", "bfloat16", "channels-last"), "resident columns"),
-        (("group_norm", "131072x64"), "two passes (columns)"),  # images of one row
+        (("group_norm", "131072x64"), "whole slabs in a ring"),  # images of one pixel
+        (("group_norm", "131072x64", "float64"), "two passes (columns)"),
+        (("group_norm", "64x512x7x7"), "whole slabs in a ring"),
+        (("group_norm", "64x320x17x17", "float32"), "whole slabs in a ring"),
+        (("group_norm", "16x1280x16x16"), "resident planes"),  # too long for it
+        (("group_norm", "3x32x7x7", "float32"), "whole slabs in a ring"),
         (("group_norm", "8x320x64x64", "float32", "channels-last", "t4"), "two passes (columns)"),
         (("batch_norm_reduce", "64x256x56x56"), "sums (planes)"),
         (("batch_norm_reduce", "64x256x56x56", "float32", "channels-last"), "sums (columns)"),
@@ -339,7 +389,7 @@ def test_every_result_is_written(known):
         (("group_norm", "1x128x1024x1024", "float32"), "resident planes"),
         (("group_norm", "1x512x512x512", "float32", "contiguous", "a100"), "two passes (planes)"),
         (("layer_norm", "16384x4096"), "whole rows in a ring, 132 programs"),
-        (("layer_norm", "16384x4095"), "whole rows, 132 programs"),
+        (("layer_norm", "16384x4095"), "whole rows in a ring, 132 programs"),
         (("layer_norm", "300x640", "float32"), "whole rows in a ring, 75 programs"),
         (("layer_norm", "65536x512", "float32"), "whole rows, 396 programs"),
         (("layer_norm", "16384x4096", "float32", "contiguous", "a100"), "whole rows, 108 programs"),
@@ -347,7 +397,7 @@ def test_every_result_is_written(known):
         (("layer_norm", "3x63"), "whole rows, 1 programs"),
         (("layer_norm", "65536x300"), "whole rows in a ring, 264 programs"),
         (("layer_norm", "65537x300"), "whole rows, 264 programs"),  # not a multiple of 16 bytes
-        (("layer_norm", "16384x3070"), "whole rows, 264 programs"),  # nor are sets of two rows
+        (("layer_norm", "16383x4095"), "whole rows, 132 programs"),
         (("layer_norm", "16384x3072"), "whole rows in a ring, 132 programs"),
         (("layer_norm", "128x12288"), "whole rows, 128 programs"),
         (("layer_norm", "1024x12288"), "resident rows, 88 teams"),
@@ -400,8 +450,8 @@ def test_a_mask_saves_launches_of_layer_norm():
         plan("layer_norm", "4096x4096", mask=mask) for mask in MASKS
     )
     assert all("x" not in roles(step) for step in bias.steps)
-    assert kernels(everything) == ["clear_words", "layer_ring"]
-    assert kernels(gradient) == ["layer_ring"]
+    assert kernels(everything) == ["clear_words", "whole_rows"]
+    assert kernels(gradient) == ["whole_rows"]
     assert gradient.workspace_bytes == 0
     assert kernels(parameters) == ["clear_words", "layer_rows"]
     assert dict(launches(parameters)[1].arguments)["dx"] is None

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from normgrad.backends.cuda.program import Builder, Ref
+from normgrad.backends.cuda.program import Argument, Builder, Ref
 from normgrad.geometry import Geometry, reshaped_strides
-from normgrad.spec import TensorSpec
+from normgrad.spec import TensorSpec, row_major
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,18 @@ class Layout:
         vectors = {role: builder.vector(role) for role in ("mean", "rstd", "gamma")}
         sums = {role: builder.result(role) if results else None for role in ("dgamma", "dbeta")}
         return data | vectors | sums
+
+    @property
+    def packed(self) -> bool:
+        """Whether planes lie one after another in all tensors."""
+        sizes = (self.outer, self.channels, self.inner)
+        dense = row_major(sizes)
+        steps = [(one.outer, one.channel, one.inner) for one in self.tensors]
+        return all(
+            size == 1 or step == wanted
+            for found in steps
+            for size, step, wanted in zip(sizes, found, dense, strict=True)
+        )
 
     @property
     def same_strides(self) -> bool:
@@ -82,6 +94,24 @@ def lay_out(builder: Builder, geometry: Geometry) -> Layout:
     return Layout(family, outer, channels, inner, data["dy"], data["x"], data.get("dx"))
 
 
+def flatten(layout: Layout) -> tuple[Layout, int]:
+    """Planes of batch norm as columns, one for each pixel: (the same data, pixels of a channel).
+
+    Samples become rows whose columns are contiguous, whatever the size of a plane.
+    """
+    pixels = layout.inner
+    packed = all(one.channel == pixels and one.inner == 1 for one in layout.tensors)
+    if layout.family != "planes" or not packed:
+        return layout, 1
+
+    def row(data: Data) -> Data:
+        return replace(data, outer=0, channel=1, inner=data.outer)
+
+    dx = None if layout.dx is None else row(layout.dx)
+    made = replace(layout, family="columns", outer=1, channels=layout.channels * pixels, dx=dx)
+    return replace(made, inner=layout.outer, dy=row(layout.dy), x=row(layout.x)), pixels
+
+
 def fold(layout: Layout, cols: int) -> tuple[Layout, int]:
     """As many rows side by side as fill tiles of ``cols`` columns, and how many that are.
 
@@ -100,6 +130,17 @@ def fold(layout: Layout, cols: int) -> tuple[Layout, int]:
     dx = None if layout.dx is None else wider(layout.dx)
     made = replace(layout, channels=channels * times, inner=layout.inner // times, dx=dx)
     return replace(made, dy=wider(layout.dy), x=wider(layout.x)), times
+
+
+def run_of(layout: Layout, times: int) -> int:
+    """Channels that are neighbours wherever rows start: what parameters are loaded in."""
+    return math.gcd(layout.channels // times, 8)
+
+
+def folded(layout: Layout, times: int, align: int) -> dict[str, Argument]:
+    """Sizes of rows that lie side by side."""
+    period = layout.channels // times // run_of(layout, times) if times > 1 else None
+    return {"channels": layout.channels // align, "period": period}
 
 
 def _steps(tensor: TensorSpec | None, sizes: tuple[int, int, int]) -> tuple[int, int, int] | None:

@@ -62,3 +62,29 @@ def joint_sums(partials: int, cols: int, blocks: int, warps: int, *, meets: bool
     width = min(max(8, power_of_two(ceil_div(cols, blocks))), 128)
     down = min(power_of_two(partials), max(1, 8 * warps * THREADS // width))
     return {"MEETS": meets, "DOWN": down, "TIMES": ceil_div(partials, down), "WIDTH": width}
+
+
+def finish_rows(builder: Builder, partials: Ref | None, programs: int, cols: int) -> None:
+    """Join the partial sums of the parameters."""
+    if partials is None:
+        return
+    # Measured on an H200: large tiles for many columns or programs, else more blocks.
+    down, width, warps = (64, 32, 8) if cols >= 4096 or programs > 300 else (32, 16, 4)
+    builder.launch(
+        "sums.finish_rows",
+        (ceil_div(cols, width),),
+        {
+            "partials": partials,
+            "dgamma": builder.result("dgamma"),
+            "dbeta": builder.result("dbeta"),
+            "programs": programs,
+            "cols": cols,
+        },
+        {
+            "PROGRAMS": down,
+            "TIMES": ceil_div(programs, down),
+            "COLS": width,
+            "COMPUTE": builder.compute,
+        },
+        warps=warps,
+    )

@@ -1,11 +1,12 @@
 """Layer norm of whole rows that come by bulk copies: sets of rows, and how far ahead they come."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.parameters import joint_sums
-from normgrad.backends.cuda.program import Builder
+from normgrad.backends.cuda.program import Argument, Builder, Ref
 from normgrad.backends.cuda.row_teams_plan import Data, row_arguments
 from normgrad.backends.cuda.tiles import (
     THREADS,
@@ -26,7 +27,7 @@ _LESS_UNDER_WAY = (
     48 << 10
 )  # short rows: 131072x128 in float32 takes 62, 55.6, 56.7 us with 40, 48, 64
 _MOST = 40  # elements of a thread in a row: its sums and weights take three registers for each
-_MANY_ROWS = 1 << 30
+MANY_ROWS = 1 << 30
 _NOTED = 2048  # rows of a block whose statistics are fetched at once
 _SHORT = 511  # columns, at most, of rows that lie in a warp
 _EACH = 12  # elements of a thread in those, as far as a warp goes; or twice as many
@@ -36,7 +37,7 @@ _EVEN = (256, 384)  # of 16 bits: better across a block (21.7 against 22.3 us fo
 _STRAIGHT = (64, 256, 512, 8192)
 _LONGEST = 8192
 
-_Shape = tuple[int, int, int, int]  # threads of a row, vector, warps, blocks of a multiprocessor
+Shape = tuple[int, int, int, int]  # threads of a row, vector, warps, blocks of a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Sets:
     depth: int  # sets that there is room for
     noted: int  # rows whose statistics there is room for
     itemsize: int
+    shifted: bool = False  # sets start anywhere, not at multiples of 16 bytes
 
     @property
     def registers(self) -> int:
@@ -81,7 +83,8 @@ class Sets:
     @property
     def slot(self) -> int:
         """Bytes of a set: x and dy."""
-        return self.rows * 2 * self.cols * self.itemsize
+        size = self.rows * self.cols * self.itemsize
+        return 2 * (ceil_div(size, 16) * 16 + 16 if self.shifted else size)
 
     @property
     def ring(self) -> int:
@@ -93,13 +96,11 @@ def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: Data
     """None where rows cannot come so, or come better otherwise."""
     rows, cols = geometry.outer, geometry.channels
     dy, x = data["dy"], data["x"]
-    if device.capability < 90 or builder.compute != "float32" or data["dx"] is None:
+    if dy is None or x is None or data["dx"] is None:
         return None
-    if dy is None or x is None or rows >= _MANY_ROWS:
+    if not takes_bulk(builder, device, dy[0], x[0]) or rows >= MANY_ROWS:
         return None
     itemsize = ITEMSIZE[x[0].dtype]
-    if dy[0].dtype != x[0].dtype:
-        return None
     if cols > _LONGEST or (itemsize == 4 and cols in _STRAIGHT):
         return None
     packed = cols == dy[1] == x[1]
@@ -107,12 +108,22 @@ def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: Data
     if sets is None:
         return None
     # Bulk copies are of whole multiples of 16 bytes: sets of rows, or single rows.
-    sizes = (sets.rows * cols, rows * cols) if packed else (cols, dy[1], x[1])
+    sizes = (rows * cols,) if packed else (cols, dy[1], x[1])
     if any(size * itemsize % 16 for size in sizes):
         return None
+    sets = replace(sets, shifted=packed and sets.rows * cols * itemsize % 16 > 0)
+    return sets if sets_fit(sets, device) else None
+
+
+def takes_bulk(builder: Builder, device: Device, dy: Ref, x: Ref) -> bool:
+    """Whether bulk copies can bring these data."""
+    return device.capability >= 90 and builder.compute == "float32" and dy.dtype == x.dtype
+
+
+def sets_fit(sets: Sets, device: Device) -> bool:
+    """Whether as many blocks run at once as are meant to."""
     shared = sets.ring + (8 << 10)
-    fits = blocks_per_multiprocessor(device, sets.warps, sets.registers, shared) >= sets.per
-    return sets if fits else None
+    return blocks_per_multiprocessor(device, sets.warps, sets.registers, shared) >= sets.per
 
 
 def _cut(rows: int, cols: int, itemsize: int, multiprocessors: int, *, packed: bool) -> Sets | None:
@@ -120,27 +131,42 @@ def _cut(rows: int, cols: int, itemsize: int, multiprocessors: int, *, packed: b
 
     A request for each of many short rows would take too long, so those must be packed.
     """
-    row = cols * itemsize
-    vectors = [size // itemsize for size in (8, 4, 2) if size >= itemsize and not row % size]
     if cols <= _SHORT and packed and not (itemsize == 2 and cols in _EVEN):
-        shape: _Shape | None = _in_a_warp(cols, vectors[0])
+        shape: Shape | None = in_a_warp(cols, itemsize)
     else:
-        shape = _across(cols, itemsize, vectors)
+        shape = _across(cols, itemsize)
     if shape is None:
         return None
+    height = rows_of_a_set(shape, cols, rows)
+    share = ceil_div(rows, height * shape[3] * multiprocessors) * height
+    return sets_of(shape, height, share, cols, itemsize)
+
+
+def rows_of_a_set(shape: Shape, cols: int, rows: int) -> int:
+    """As many as lie in the warps of a block; of longer ones as a thread has elements for."""
+    lanes, vector, warps, _ = shape
+    if lanes <= THREADS:
+        return warps * THREADS // lanes
+    return min(_together(ceil_div(cols, lanes * vector) * vector), power_of_two(rows))
+
+
+def sets_of(shape: Shape, height: int, share: int, cols: int, itemsize: int) -> Sets:
+    """Sets of ``height`` rows, of blocks that have so many rows in all."""
     lanes, vector, warps, per = shape
-    height, ahead = warps * THREADS // lanes, _LESS_UNDER_WAY
-    if height == 1:
-        each = ceil_div(cols, lanes * vector) * vector
-        height, ahead = min(_together(each), power_of_two(rows)), _UNDER_WAY
+    ahead = _LESS_UNDER_WAY if lanes <= THREADS else _UNDER_WAY
     room = ahead / (per * height * 2 * cols * itemsize)
     depth = max(2, min(8, round(room)))
-    share = ceil_div(rows, height * per * multiprocessors) * height
     noted = min(max(power_of_two(share), warps * THREADS), _NOTED)
     return Sets(cols, height, vector, lanes, warps, per, depth, noted, itemsize)
 
 
-def _in_a_warp(cols: int, vector: int) -> _Shape:
+def _vectors(cols: int, itemsize: int) -> list[int]:
+    """Elements that every row is a multiple of: 8 bytes of them, 4, 2."""
+    row = cols * itemsize
+    return [size // itemsize for size in (8, 4, 2) if size >= itemsize and not row % size]
+
+
+def in_a_warp(cols: int, itemsize: int) -> Shape:
     """Threads of a warp share a row: no barrier for its sums.
 
     In bfloat16 65536x300 takes 40 us, 62 by the other kernel, 50176x192 23 and 30, 262144x32 21 and
@@ -148,14 +174,15 @@ def _in_a_warp(cols: int, vector: int) -> _Shape:
     threads are a little better where they cut a row exactly (50176x192 24.0 instead of 25.3 us),
     else worse (65536x200 35.5 instead of 29.2).
     """
+    vector = _vectors(cols, itemsize)[0]
     most = min(power_of_two(ceil_div(cols, _EACH)), THREADS)
     less = max(most // 2, 1)
     exact = _waste(cols, most * vector) == 0
-    better = _waste(cols, most * vector) < _waste(cols, less * vector)
+    better = _waste(cols, most * vector) < _waste(cols, less * vector) or cols > _SHORT
     return most if exact or better else less, vector, 4, 2
 
 
-def _across(cols: int, itemsize: int, vectors: list[int]) -> _Shape | None:
+def _across(cols: int, itemsize: int) -> Shape | None:
     """All threads of a block share a row.
 
     Long rows have one block of 8 warps a multiprocessor, shorter ones two of 4 or four of 2: in
@@ -169,16 +196,26 @@ def _across(cols: int, itemsize: int, vectors: list[int]) -> _Shape | None:
         blocks = [(4, 2), (2, 4)][cols <= 384 :]
     elif cols <= 2048 and itemsize == 2:
         blocks.reverse()
+    return cut_across(cols, itemsize, blocks, _MOST)
+
+
+def cut_across(
+    cols: int, itemsize: int, blocks: Sequence[tuple[int, int]], most: int
+) -> Shape | None:
+    """The first of some blocks, (warps, how many a multiprocessor), that cuts rows best.
+
+    A thread has so many elements of a row at most.
+    """
     tried = [
         (warps * THREADS, vector, warps, per)
         for warps, per in blocks
-        for vector in vectors
-        if ceil_div(cols, warps * THREADS * vector) * vector <= _MOST
+        for vector in _vectors(cols, itemsize)
+        if ceil_div(cols, warps * THREADS * vector) * vector <= most
     ]
 
-    def rank(shape: _Shape) -> int:
+    def rank(shape: Shape) -> tuple[int, bool]:
         waste = _waste(cols, shape[0] * shape[1])
-        return waste if waste * 8 > cols else min(waste, 1)
+        return waste if waste * 8 > cols else min(waste, 1), shape[1] * itemsize < 4
 
     return min(tried, key=rank, default=None)
 
@@ -201,20 +238,47 @@ def _together(each: int) -> int:
 def ring_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, sets: Sets) -> int:
     """Launch; returns how many programs."""
     rows, cols = geometry.outer, geometry.channels
+    programs = min(ceil_div(rows, sets.rows), sets.per * device.multiprocessors)
+    steps = {role: one[1] for role, one in data.items() if one is not None}
+    constants: dict[str, Any] = {
+        "PIXELS": 1,
+        "SAMPLES": 1,
+        "PACKED": cols == steps["dy"] == steps["x"],
+        "EVEN": rows % sets.rows == 0,
+        "AGAIN": rows > programs * sets.noted,
+    }
+    sizes: dict[str, int | None] = {"rows": rows, "groups": None, "parts": programs}
+    launch_ring(builder, device, data, sets, sizes, constants, programs, cols)
+    return programs
+
+
+def launch_ring(
+    builder: Builder,
+    device: Device,
+    data: Data,
+    sets: Sets,
+    sizes: dict[str, int | None],  # rows, groups and parts
+    constants: dict[str, Any],
+    programs: int,
+    total: int,  # columns or channels
+) -> None:
+    """So many programs, which join the sums of each column or channel."""
     wants = builder.wants_parameters
     steps = {role: one[1] for role, one in data.items() if one is not None}
-    align = alignment(sets.itemsize, cols, *steps.values())
-    programs = min(ceil_div(rows, sets.rows), sets.per * device.multiprocessors)
-    arguments = {
-        **row_arguments(builder, geometry, data, align),
+    align = alignment(sets.itemsize, sets.cols, *steps.values())
+    assert sizes["parts"] is not None
+    parts = sizes["parts"] * constants["SAMPLES"]
+    arguments: dict[str, Argument] = {
+        **row_arguments(builder, data, align),
+        **sizes,
+        "cols": sets.cols // align,
         "mean": builder.vector("mean"),
         "rstd": builder.vector("rstd"),
-        "partials": builder.scratch(2 * programs * cols, "float32") if wants else None,
-        "programs": programs,
+        "partials": builder.scratch(2 * parts * total, "float32") if wants else None,
     }
-    constants: dict[str, Any] = {
+    constants |= {
         "ROWS": sets.rows,
-        "COLS": cols,
+        "COLS": sets.cols,
         "CHUNK": sets.chunk,
         "CHUNKS": sets.chunks,
         "STACKED": sets.stacked,
@@ -222,17 +286,15 @@ def ring_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
         "DEPTH": sets.depth,
         "HEAD": sets.head,
         "SLOT": sets.slot,
-        "PACKED": cols == steps["dy"] == steps["x"],
-        "EVEN": rows % sets.rows == 0,
+        "SHIFTED": sets.shifted,
         "NOTED": sets.noted,
-        "AGAIN": rows > programs * sets.noted,
         "ALIGN": align,
         "WARPS": sets.warps,
-        **joint_sums(programs, cols, programs, sets.warps, meets=wants),
+        **joint_sums(parts, total, programs, sets.warps, meets=wants),
         "PHASE": 0,
     }
     builder.launch_teams(
-        "row_ring.layer_ring",
+        "row_ring.whole_rows",
         (programs,),
         arguments,
         constants,
@@ -244,4 +306,3 @@ def ring_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
         aligned=True,
         ring=sets.ring,
     )
-    return programs

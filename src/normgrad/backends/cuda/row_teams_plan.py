@@ -92,20 +92,16 @@ def ring_teams(ring: Ring, geometry: Geometry, device: Device, data: Data) -> in
     return min(geometry.outer, blocks // ceil_div(geometry.channels, part))
 
 
-def row_arguments(
-    builder: Builder, geometry: Geometry, data: Data, align: int
-) -> dict[str, Argument]:
-    """What kernels of rows with a dx take: data, gamma, results and sizes."""
+def row_arguments(builder: Builder, data: Data, align: int) -> dict[str, Argument]:
+    """What kernels of rows take: data, gamma and results."""
     arguments: dict[str, Argument] = {
         "gamma": builder.vector("gamma"),
         "dgamma": builder.result("dgamma"),
         "dbeta": builder.result("dbeta"),
-        "rows": geometry.outer,
-        "cols": geometry.channels // align,
     }
     for role, one in data.items():
-        assert one is not None
-        arguments |= {role: one[0], f"{role}_row": one[1] // align}
+        ref, step = one or (None, 0)
+        arguments |= {role: ref, f"{role}_row": step // align}
     return arguments
 
 
@@ -122,7 +118,9 @@ def team_rows(
     width = ceil_div(ceil_div(cols, team), vector) * vector
     partials = builder.scratch(2 * teams * cols, "float32") if wants else None
     arguments = {
-        **row_arguments(builder, geometry, data, align),
+        **row_arguments(builder, data, align),
+        "rows": rows,
+        "cols": cols // align,
         "mean": _statistic(builder, "mean"),
         "rstd": _statistic(builder, "rstd"),
         "partials": partials,

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
-from normgrad.backends.cuda.parameters import joint_sums
+from normgrad.backends.cuda.long_rows_plan import long_rows
+from normgrad.backends.cuda.parameters import finish_rows, joint_sums
 from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
 from normgrad.backends.cuda.row_ring_plan import choose_sets, ring_rows
 from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, ring_teams, team_rows
@@ -48,7 +49,7 @@ def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bo
     if whole:
         programs = _whole_rows(builder, geometry, device, data)
         return builder.finish(f"whole rows, {programs} programs")
-    _long_rows(builder, geometry, device, data)
+    long_rows(builder, geometry, device, data, reads_x=_reads_x(builder))
     return builder.finish("long rows")
 
 
@@ -232,91 +233,3 @@ def _stages(device: Device, elements: int, itemsize: int) -> int:
 def _shared(stages: int, elements: int, itemsize: int) -> int:
     """Shared memory of a block, at most: rows fetched ahead, and sums across warps."""
     return max(stages - 1, 0) * elements * 2 * itemsize + (8 << 10)
-
-
-def finish_rows(builder: Builder, partials: Ref | None, programs: int, cols: int) -> None:
-    """Join the partial sums of the parameters."""
-    if partials is None:
-        return
-    # Measured on an H200: large tiles for many columns or programs, else more blocks.
-    down, width, warps = (64, 32, 8) if cols >= 4096 or programs > 300 else (32, 16, 4)
-    builder.launch(
-        "sums.finish_rows",
-        (ceil_div(cols, width),),
-        {
-            "partials": partials,
-            "dgamma": builder.result("dgamma"),
-            "dbeta": builder.result("dbeta"),
-            "programs": programs,
-            "cols": cols,
-        },
-        {
-            "PROGRAMS": down,
-            "TIMES": ceil_div(programs, down),
-            "COLS": width,
-            "COMPUTE": builder.compute,
-        },
-        warps=warps,
-    )
-
-
-def _long_rows(
-    builder: Builder,
-    geometry: Geometry,
-    device: Device,
-    data: Data,
-) -> None:
-    rows, cols = geometry.outer, geometry.channels
-    dy, x, dx = data["dy"], data["x"], data["dx"]
-    assert dy is not None
-    assert x is not None
-    present = [one for one in data.values() if one is not None]
-    itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
-    align = alignment(itemsize, cols, *(step for _, step in present))
-    common: dict[str, Argument] = {
-        "dy": dy[0],
-        "x": x[0] if _reads_x(builder) else None,
-        "mean": builder.vector("mean"),
-        "gamma": builder.vector("gamma"),
-        "rows": rows,
-        "cols": cols // align,
-        "dy_row": dy[1] // align,
-        "x_row": x[1] // align,
-    }
-    totals = None
-    if dx is not None:
-        totals = builder.scratch(2 * rows, builder.compute)
-        constants: dict[str, Any] = {
-            "COLS": min(power_of_two(cols), 2048),
-            "ALIGN": align,
-            "COMPUTE": builder.compute,
-        }
-        builder.launch("apply.row_statistics", (rows,), common | {"totals": totals}, constants)
-    width = min(power_of_two(cols), 256)
-    blocks = ceil_div(cols, width)
-    tile_rows = 16 if builder.compute == "float32" else 8
-    share = max(tile_rows, ceil_div(rows, max(1, 4 * device.multiprocessors // blocks)))
-    programs = ceil_div(rows, share)
-    wants = builder.wants_parameters
-    partials = builder.scratch(2 * programs * cols, builder.compute) if wants else None
-    builder.launch(
-        "apply.row_apply",
-        (blocks, programs),
-        common
-        | {
-            "dx": dx[0] if dx else None,
-            "rstd": builder.vector("rstd"),
-            "totals": totals,
-            "partials": partials,
-            "share": share,
-            "dx_row": dx[1] // align if dx else 0,
-        },
-        {
-            "ROWS": tile_rows,
-            "COLS": width,
-            "ALIGN": align,
-            "STAGES": 3,
-            "COMPUTE": builder.compute,
-        },
-    )
-    finish_rows(builder, partials, programs, cols)

@@ -136,6 +136,7 @@ def column_apply(
     blocks,  # of columns; None for one
     channels,  # over ALIGN, of all rows that lie side by side
     period,  # over RUN: channels of one row, if there are several
+    pixels,  # columns of one channel, side by side; None for one
     group_size,
     dy_row,
     dy_outer,
@@ -172,6 +173,8 @@ def column_apply(
     channel, width = column, channels * ALIGN
     if period is not None:
         channel, width = channel_of(column, period, RUN), period * RUN
+    if pixels is not None:
+        channel = channel // pixels
     statistic = channel
     if GROUP:
         statistic = outer * (width // group_size) + channel // group_size
@@ -200,32 +203,36 @@ def row_statistics(
     x,
     mean,
     gamma,
-    totals,
+    partials,  # [2, rows, splits]
     rows,
     cols,
+    splits,
+    span,  # columns of each
     dy_row,
     x_row,
     COLS: tl.constexpr,
     ALIGN: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """Layer norm of rows too long for one block: their two sums, with gamma inside."""
-    row = tl.program_id(0)
+    """Layer norm of rows too long for one block: their two sums in parts, with gamma inside."""
+    row = tl.program_id(0) // splits
+    start = tl.program_id(0) % splits * span
     far = row.to(tl.int64)
     mu = load_or(mean, row, None, 0.0, COMPUTE)
     s1 = tl.zeros([COLS], COMPUTE)
     s2 = tl.zeros([COLS], COMPUTE)
-    for first in range(0, cols * ALIGN, COLS):
+    stop = tl.minimum(start + span, cols * ALIGN)
+    for first in tl.range(start, stop, COLS, num_stages=3):
         column = first + tl.arange(0, COLS)
-        ok = column < cols * ALIGN
+        ok = column < stop
         g = tl.load(dy + far * dy_row * ALIGN + column, mask=ok, other=0.0).to(COMPUTE)
         g *= load_or(gamma, column, ok, 1.0, COMPUTE)
         s1 += g
         xt = tl.load(x + far * x_row * ALIGN + column, mask=ok, other=0.0)
         s2 += g * (xt.to(COMPUTE) - mu)
     t1, t2 = sum_pairs(s1, s2, 0)
-    tl.store(totals + row, t1)
-    tl.store(totals + rows + row, t2)
+    tl.store(partials + tl.program_id(0), t1)
+    tl.store(partials + rows * splits + tl.program_id(0), t2)
 
 
 @triton.jit
@@ -238,6 +245,8 @@ def row_apply(
     gamma,
     totals,
     partials,
+    dgamma,
+    dbeta,
     rows,
     cols,
     share,
@@ -250,7 +259,7 @@ def row_apply(
     STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """The rest of it: dx, and the parameter gradients of a block of rows."""
+    """The rest of it: dx, and the parameter gradients of a block of rows, or of all."""
     program = tl.program_id(1)
     column = tl.program_id(0) * COLS + tl.arange(0, COLS)
     length = cols * ALIGN
@@ -284,3 +293,5 @@ def row_apply(
         base = partials + program.to(tl.int64) * 2 * length
         tl.store(base + column, tl.sum(sum_gamma, 0), mask=ok)
         tl.store(base + length + column, tl.sum(sum_beta, 0), mask=ok)
+    store_as(dgamma, column, tl.sum(sum_gamma, 0), ok)
+    store_as(dbeta, column, tl.sum(sum_beta, 0), ok)

@@ -1,9 +1,14 @@
-"""Layer norm of whole rows that come by bulk copies.
+"""Layer norm of whole rows that come by bulk copies, and group norm whose slabs are such rows.
 
 As `rows.layer_rows`: a block has sets of rows, writes their dx and adds up the parameter gradients
 it meets. A set that has been read into registers makes room in the ring for one DEPTH further on.
+
+The rows of group norm are the groups of all samples. A block has the same groups of every so many
+samples, so a column of it belongs to the same channel in all of them, and sums of columns become
+sums of channels once, at the end.
 """
 
+import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.bulk import (
@@ -30,42 +35,58 @@ from normgrad.backends.cuda.kernels.joins import join_slices
 
 
 @jit
+def _shift(row, size):
+    """Bytes between the last multiple of 16 and where a row of so many bytes starts."""
+    return (row & 15) * (size & 15) & 15
+
+
+@jit
 def _ask(
     data,
     ring,  # where it starts, and the policy
     slot,
     first,
-    sizes,
+    sizes,  # rows in all, those of a set, columns
     thread,
     ROWS: tl.constexpr,
     PACKED: tl.constexpr,
+    SHIFTED: tl.constexpr,
     HEAD: tl.constexpr,
     SLOT: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Start copying the rows from ``first`` on: the first thread, or one for each row."""
+    """Start copying the rows from ``first`` on: the first thread, or one for each row.
+
+    Copies start and end at multiples of 16 bytes: SHIFTED ones bring some of the rows around too.
+    """
     dy, x, dy_row, x_row = data
-    rows, length = sizes
+    rows, height, length = sizes
     base, policy = ring
-    count = tl.minimum(tl.maximum(rows - first, 0), ROWS)
+    count = tl.minimum(tl.maximum(rows - first, 0), height)
     leads = (thread == 0) & (count > 0)
     x_bytes = length * (x.dtype.element_ty.primitive_bitwidth // 8)
     dy_bytes = length * (dy.dtype.element_ty.primitive_bitwidth // 8)
-    promise = tl.where(leads, count * (x_bytes + dy_bytes), -1)
+    all_x, all_dy = count * x_bytes, count * dy_bytes
+    before = first * 0
+    if SHIFTED:  # x and dy have the same type
+        before = _shift(first, x_bytes)
+        all_x = (before + all_x + 15) & -16
+        all_dy = all_x
+    promise = tl.where(leads, all_x + all_dy, -1)
     to = base + (HEAD + slot * SLOT)
-    to_dy = to + ROWS * x_bytes
+    to_dy = to + SLOT // 2
     zero = thread * 0
     row = first + zero
     copies = leads
-    sizes = (zero + count * x_bytes, zero + count * dy_bytes)
+    sizes = (zero + all_x, zero + all_dy)
     if not PACKED:
         row = first + thread
         copies = thread < count
         to, to_dy = to + thread * x_bytes, to_dy + thread * dy_bytes
         sizes = (zero + x_bytes, zero + dy_bytes)
     far = row.to(tl.int64)
-    from_x = tl.where(copies, (x + far * x_row * ALIGN).to(tl.uint64), 0)
-    from_dy = (dy + far * dy_row * ALIGN).to(tl.uint64)
+    from_x = tl.where(copies, (x + far * x_row * ALIGN).to(tl.uint64) - before, 0)
+    from_dy = (dy + far * dy_row * ALIGN).to(tl.uint64) - before
     copy_runs(base + slot * 8, promise, (to, to_dy), (from_x, from_dy), sizes, policy)
 
 
@@ -94,23 +115,92 @@ def _note(
 
 
 @jit
-def _inside(row, rows, column, length, PARTIAL: tl.constexpr):
+def _inside(row, end, column, length, PARTIAL: tl.constexpr):
     """Which elements of a tile there are."""
-    ok = (row < rows)[:, None]
+    ok = (row < end)[:, None]
     if PARTIAL:
         ok = ok & (column < length)[None, :]
     return ok
 
 
 @jit
-def layer_ring(
+def _store_columns(
+    partials, sums_gamma, sums_beta, column, length, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """A program's sums of each column."""
+    for chunk in gl.static_range(CHUNKS):
+        at = chunk * CHUNK + column
+        all_gamma, all_beta = sum_pairs(sums_gamma[chunk], sums_beta[chunk], 0)
+        gl.store(partials + at, all_gamma, mask=at < length)
+        gl.store(partials + length + at, all_beta, mask=at < length)
+
+
+@jit
+def _store_channels(
+    partials,
+    sums_gamma,
+    sums_beta,
+    places,  # rows and columns of a tile
+    channels,  # the first, how many this block has and there are in all
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PIXELS: tl.constexpr,
+    HEAD: tl.constexpr,
+    BYTES: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """A program's sums of each channel: columns that lie side by side.
+
+    They meet in the ring, which nobody needs any more: two slots, or one of float32, have room.
+    What no column has goes behind them.
+    """
+    PART: tl.constexpr = min(256, triton.next_power_of_2(PIXELS))
+    LANES: tl.constexpr = min(32, PART)
+    DOWN: tl.constexpr = 8 * 32 * WARPS // PART
+    box: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    local, column = places
+    first, count, total = channels
+    for chunk in gl.static_range(CHUNKS):
+        across = (chunk * CHUNK + column)[None, :]
+        place = gl.where(across < COLS, local[:, None] * COLS + across, 2 * ROWS * COLS)
+        write(ring_at(HEAD + place * 4, BYTES), sums_beta[chunk])
+        place = gl.where(across < COLS, place + ROWS * COLS, place)
+        write(ring_at(HEAD + place * 4, BYTES), sums_gamma[chunk])
+    tl.debug_barrier()
+    channel = gl.arange(0, DOWN, gl.SliceLayout(1, box))
+    pixel = gl.arange(0, PART, gl.SliceLayout(0, box))
+    for done in tl.range(0, count, DOWN):
+        s1 = gl.zeros([DOWN, PART], tl.float32, box)
+        s2 = gl.zeros([DOWN, PART], tl.float32, box)
+        for piece in gl.static_range((PIXELS + PART - 1) // PART):
+            there = (done + channel < count)[:, None] & (piece * PART + pixel < PIXELS)[None, :]
+            at = (done + channel)[:, None] * PIXELS + (piece * PART + pixel)[None, :]
+            at = ring_at(HEAD + gl.where(there, at, 0) * 4, BYTES)
+            s1 += gl.where(there, read_number(at), 0.0)
+            s2 += gl.where(there, read_number(at + 4 * ROWS * COLS), 0.0)
+        t1, t2 = sum_pairs(s1, s2, 1)
+        to = _sums_of(partials, first + done + channel, total)
+        gl.store(to, t2, mask=done + channel < count)
+        gl.store(to + total, t1, mask=done + channel < count)
+
+
+@jit
+def _sums_of(partials, channel, total):
+    """Where the sums of a channel are; samples that lie side by side have sums of their own."""
+    return partials + channel // total * (2 * total) + channel % total
+
+
+@jit
+def whole_rows(
     dy,
     x,
     dx,
     mean,
     rstd,
     gamma,
-    partials,  # [programs, 2, cols]: dgamma and dbeta of each program
+    partials,  # [parts, 2, columns or channels]: dgamma and dbeta of some rows
     dgamma,
     dbeta,
     words,  # none but the count of arrivals
@@ -119,7 +209,8 @@ def layer_ring(
     tally,
     rows,
     cols,  # over ALIGN
-    programs,
+    groups,  # of a sample; None in layer norm
+    parts,  # programs that share some columns or groups
     dy_row,
     x_row,
     dx_row,
@@ -127,12 +218,15 @@ def layer_ring(
     COLS: tl.constexpr,  # of a row: CHUNKS tiles of CHUNK, the last of them perhaps in part
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    PIXELS: tl.constexpr,  # of a channel: columns of one gamma
+    SAMPLES: tl.constexpr,  # whose groups are the rows of a set; 1 where those are more
     STACKED: tl.constexpr,  # rows lie in a warp or a part of one, not across the block
     VECTOR: tl.constexpr,  # elements of a thread side by side
     DEPTH: tl.constexpr,  # sets of rows that there is room for
     HEAD: tl.constexpr,  # bytes of the barriers
     SLOT: tl.constexpr,  # bytes of a set of rows
     PACKED: tl.constexpr,  # rows lie one after another
+    SHIFTED: tl.constexpr,  # and sets start anywhere
     EVEN: tl.constexpr,  # so many rows that all sets are full
     NOTED: tl.constexpr,  # rows whose statistics there is room for, a power of two
     AGAIN: tl.constexpr,  # a block has more
@@ -145,12 +239,17 @@ def layer_ring(
     EARLY: tl.constexpr,  # the count of arrivals is cleared meanwhile
     PHASE: tl.constexpr,  # 0; in the interpreter 3: rows, 4: the joint sums
 ):
-    """Rows ``ROWS * program``, then every ``ROWS * programs`` further."""
+    """Rows ``ROWS * program``, then every ``ROWS * parts`` further.
+
+    In group norm some groups of one sample, then the same of every ``parts`` samples further.
+    """
     NOTES: tl.constexpr = HEAD + DEPTH * SLOT
     BYTES: tl.constexpr = NOTES + 8 * NOTED
     ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     CUT: tl.constexpr = COLS // CHUNK  # the tile that is there in part, if there is one
-    HELD: tl.constexpr = ROWS if STACKED else 1  # rows of the sums of columns
+    GROUP: tl.constexpr = groups is not None
+    ONE: tl.constexpr = GROUP and PIXELS == COLS  # instance norm: a row has one gamma
+    HELD: tl.constexpr = ROWS if STACKED or GROUP else 1  # rows of the sums of columns
     BELOW: tl.constexpr = WARPS if STACKED else 1  # warps one below the other
     LANES: tl.constexpr = CHUNK // VECTOR * BELOW // WARPS
     tile: tl.constexpr = gl.BlockedLayout(
@@ -172,27 +271,47 @@ def layer_ring(
     start_barriers(base, DEPTH)
     data = (dy, x, dy_row, x_row)
     ring = (base, keep_last(thread))
-    sizes = (rows, length)
-    start = program * ROWS if PHASE != 4 else rows
-    stride = programs * ROWS
+    start, stride, height = program * ROWS, parts * ROWS, program * 0 + ROWS
+    part, group = program, program * 0
+    if GROUP and SAMPLES == 1:
+        sets = tl.cdiv(groups, ROWS)
+        part, group = program // sets, program % sets * ROWS
+        start, stride = part * groups + group, parts * groups
+        height = tl.minimum(groups - group, ROWS)
+    total = length if not GROUP else groups * (COLS // PIXELS)
+    member = group + local  # which group a row is
+    if SAMPLES > 1:
+        member = member % groups
+    if PHASE == 4:
+        start = rows
+    sizes = (rows, height, length)
     for ahead in gl.static_range(DEPTH):
         later = start + ahead * stride
         _ask(
-            data, ring, ahead, later, sizes, thread, ROWS, PACKED, HEAD, SLOT, ALIGN
+            data, ring, ahead, later, sizes, thread, ROWS, PACKED, SHIFTED, HEAD, SLOT, ALIGN
         )  # fmt: skip
     sums_gamma = ()
     sums_beta = ()
     weights = ()
-    for chunk in gl.static_range(CHUNKS):
-        if partials is not None:
-            sums_gamma = sums_gamma + (gl.zeros([HELD, CHUNK], tl.float32, tile),)
-            sums_beta = sums_beta + (gl.zeros([HELD, CHUNK], tl.float32, tile),)
-        at = chunk * CHUNK + column
-        weights = weights + (load_or(gamma, at, at < length, 1.0, tl.float32)[None, :],)
+    if ONE:
+        weights = load_or(gamma, member, local < height, 1.0, tl.float32)[:, None]
+        sums_gamma = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
+        sums_beta = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
+    else:
+        for chunk in gl.static_range(CHUNKS):
+            if partials is not None:
+                sums_gamma = sums_gamma + (gl.zeros([HELD, CHUNK], tl.float32, tile),)
+                sums_beta = sums_beta + (gl.zeros([HELD, CHUNK], tl.float32, tile),)
+            at = (chunk * CHUNK + column)[None, :]
+            known = at < length
+            if GROUP:
+                known = known & (local < height)[:, None]
+                at = member[:, None] * (COLS // PIXELS) + at // PIXELS
+            weights = weights + (load_or(gamma, at, known, 1.0, tl.float32),)
     # Where this thread's elements are in the first slot; what lies behind a row is not read.
     vectors = (column // VECTOR * VECTOR)[None, :]
     first_x = HEAD + local[:, None] * (COLS * ITEM)
-    first_dy = first_x + ROWS * COLS * ITEM
+    first_dy = first_x + SLOT // 2
     at_x = ring_at(first_x + vectors * ITEM, BYTES)
     at_dy = ring_at(first_dy + vectors * ITEM, BYTES)
     last_x, last_dy = at_x, at_dy
@@ -214,6 +333,10 @@ def layer_ring(
                 _note(mean, rstd, first, stride, rows, notes, thread, ROWS, NOTED)
                 noted = 0
         row = first + local
+        end = tl.minimum(first + height, rows)
+        origin = slot * SLOT
+        if SHIFTED:
+            origin += _shift(first, COLS * ITEM)
         mu = read_number(at_mean + noted * 4)[:, None]
         rs = read_number(at_mean + (noted + NOTED) * 4)[:, None]
         noted += ROWS
@@ -228,62 +351,80 @@ def layer_ring(
             from_x, from_dy = at_x, at_dy
             if chunk == CUT:
                 from_x, from_dy = last_x, last_dy
-            far = slot * SLOT + chunk * CHUNK * ITEM
+            far = origin + chunk * CHUNK * ITEM
             wide_x = widen(read(from_x + far, x, VECTOR))
             wide = widen(read(from_dy + far, dy, VECTOR))
             if chunk == CUT or not EVEN:
-                ok = _inside(row, rows, chunk * CHUNK + column, length, chunk == CUT)
+                ok = _inside(row, end, chunk * CHUNK + column, length, chunk == CUT)
                 wide_x = gl.where(ok, wide_x, mu)
                 wide = gl.where(ok, wide, 0.0)
             xhat = (wide_x - mu) * rs
-            product = wide * xhat
-            g = wide * weights[chunk]
-            s1 += g
-            s2 += g * xhat
-            if partials is not None:
-                if not STACKED:  # a thread has all rows of its columns
-                    product = gl.sum(product, 0)[None, :]
-                    wide = gl.sum(wide, 0)[None, :]
-                next_gamma = next_gamma + (sums_gamma[chunk] + product,)
-                next_beta = next_beta + (sums_beta[chunk] + wide,)
             xs = xs + (xhat,)
-            gs = gs + (g,)
+            if ONE:
+                s1 += wide
+                s2 += wide * xhat
+                gs = gs + (wide,)
+            else:
+                product = wide * xhat
+                g = wide * weights[chunk]
+                s1 += g
+                s2 += g * xhat
+                gs = gs + (g,)
+                if partials is not None:
+                    if HELD < ROWS:  # a thread has all rows of its columns
+                        product = gl.sum(product, 0)[None, :]
+                        wide = gl.sum(wide, 0)[None, :]
+                    next_gamma = next_gamma + (sums_gamma[chunk] + product,)
+                    next_beta = next_beta + (sums_beta[chunk] + wide,)
+        t1, t2 = sum_pairs(s1, s2, 1)
+        scale = rs
+        if ONE:
+            next_gamma = sums_gamma + t2
+            next_beta = sums_beta + t1
+            scale = rs * weights
         sums_gamma = next_gamma
         sums_beta = next_beta
-        t1, t2 = sum_pairs(s1, s2, 1)
         all_read(slot)
         later = first + DEPTH * stride
         _ask(
-            data, ring, slot, later, sizes, thread, ROWS, PACKED, HEAD, SLOT, ALIGN
+            data, ring, slot, later, sizes, thread, ROWS, PACKED, SHIFTED, HEAD, SLOT, ALIGN
         )  # fmt: skip
         if partials is not None:  # noqa: SIM102
             if first + stride >= rows:  # dx follows, but all sums are there
-                sums = partials + program.to(tl.int64) * 2 * length
-                for chunk in gl.static_range(CHUNKS):
-                    at = chunk * CHUNK + column
-                    all_gamma, all_beta = sum_pairs(sums_gamma[chunk], sums_beta[chunk], 0)
-                    gl.store(sums + at, all_gamma, mask=at < length)
-                    gl.store(sums + length + at, all_beta, mask=at < length)
+                sums = partials + part.to(tl.int64) * SAMPLES * 2 * total
+                if ONE:
+                    to_sums = _sums_of(sums, group + local, total)
+                    gl.store(to_sums, sums_gamma, mask=local < height)
+                    gl.store(to_sums + total, sums_beta, mask=local < height)
+                elif GROUP:
+                    channels = (group * (COLS // PIXELS), height * (COLS // PIXELS), total)
+                    _store_channels(
+                        sums, sums_gamma, sums_beta, (local, column), channels,
+                        ROWS, COLS, CHUNK, CHUNKS, PIXELS, HEAD, BYTES, WARPS,
+                    )  # fmt: skip
+                else:
+                    _store_columns(sums, sums_gamma, sums_beta, column, length, CHUNK, CHUNKS)
                 place = arrive(words + tally)
-        # dx = (g - t1 / length - xhat * t2 / length) * rs, in two steps an element.
-        shift = (t1 * inverse)[:, None] * -rs
-        tilt = (t2 * inverse)[:, None] * -rs
-        to = dx + row.to(tl.int64)[:, None] * dx_row * ALIGN + column[None, :]
-        for chunk in gl.static_range(CHUNKS):
-            result = (gs[chunk] * rs + (xs[chunk] * tilt + shift)).to(dx.dtype.element_ty)
-            if chunk == CUT or not EVEN:
-                ok = _inside(row, rows, chunk * CHUNK + column, length, chunk == CUT)
-                gl.store(to + chunk * CHUNK, result, mask=ok)
-            else:
-                gl.store(to + chunk * CHUNK, result)
+        if dx is not None:
+            # dx = (g - t1 / length - xhat * t2 / length) * rs, in two steps an element.
+            shift = (t1 * inverse)[:, None] * -scale
+            tilt = (t2 * inverse)[:, None] * -scale
+            to = dx + row.to(tl.int64)[:, None] * dx_row * ALIGN + column[None, :]
+            for chunk in gl.static_range(CHUNKS):
+                result = (gs[chunk] * scale + (xs[chunk] * tilt + shift)).to(dx.dtype.element_ty)
+                if chunk == CUT or not EVEN:
+                    ok = _inside(row, end, chunk * CHUNK + column, length, chunk == CUT)
+                    gl.store(to + chunk * CHUNK, result, mask=ok)
+                else:
+                    gl.store(to + chunk * CHUNK, result)
         slot += 1
         turn = tl.where(slot == DEPTH, turn ^ 1, turn)
         slot = tl.where(slot == DEPTH, 0, slot)
     if MEETS:
         clear_stale(stale, stale_words, thread, 32 * WARPS)
         # Those that come last, whom everybody waits for, have little or nothing to add up.
-        if place < tl.cdiv(length, WIDTH) and PHASE % 4 == 0:
+        if place < tl.cdiv(total, WIDTH) and PHASE % 4 == 0:
             join_slices(
-                words + tally, thread, (partials, dgamma, dbeta), (programs, length), place,
-                programs, DOWN, TIMES, WIDTH, WARPS,
+                words + tally, thread, (partials, dgamma, dbeta), (parts * SAMPLES, total), place,
+                gl.num_programs(0), DOWN, TIMES, WIDTH, WARPS,
             )  # fmt: skip

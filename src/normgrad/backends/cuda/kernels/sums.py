@@ -76,6 +76,44 @@ def plane_sums(
 
 
 @triton.jit
+def unit_sums(
+    dy,
+    x,
+    mean,
+    partials,
+    units,
+    run,
+    channels,
+    group_size,
+    dy_outer,
+    dy_channel,
+    x_outer,
+    x_channel,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Group norm, channels first: units that are a row of a tile each."""
+    unit = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    ok = unit < units
+    cols = tl.arange(0, COLS)
+    outer = (unit // channels).to(tl.int64)
+    channel = (unit % channels).to(tl.int64)
+    mask = ok[:, None] & (cols < run * ALIGN)[None, :]
+    dy_at = (outer * dy_outer + channel * dy_channel)[:, None] * ALIGN + cols[None, :]
+    s1 = widen(tl.load(dy + dy_at, mask=mask, other=0.0), COMPUTE)
+    s2 = s1
+    if x is not None:
+        mu = load_or(mean, unit // group_size, ok, 0.0, COMPUTE)[:, None]
+        x_at = (outer * x_outer + channel * x_channel)[:, None] * ALIGN + cols[None, :]
+        s2 = s1 * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
+    t1, t2 = sum_pairs(s1, s2, 1)
+    tl.store(partials + unit, t1, mask=ok)
+    tl.store(partials + units + unit, t2, mask=ok)
+
+
+@triton.jit
 def column_sums(
     dy,
     x,
@@ -88,6 +126,7 @@ def column_sums(
     channels,  # over ALIGN, of all rows that lie side by side
     period,  # over RUN: channels of one row, if there are several
     times,  # so many
+    pixels,  # columns of one channel, side by side; None for one
     group_size,
     dy_row,
     dy_outer,
@@ -111,6 +150,8 @@ def column_sums(
     if period is not None:
         channel, width = channel_of(column, period, RUN), period * RUN
     statistic = channel
+    if pixels is not None:
+        statistic = channel // pixels
     if GROUP:
         statistic = outer * (width // group_size) + channel // group_size
     mu = load_or(mean, statistic, col_ok, 0.0, COMPUTE)[None, :]

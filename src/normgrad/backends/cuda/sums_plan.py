@@ -1,0 +1,177 @@
+"""The first of two passes: partial sums, and how they are joined."""
+
+from typing import Any
+
+from normgrad.backends.cuda.device import Device
+from normgrad.backends.cuda.layout import Layout, flatten, fold, folded, run_of
+from normgrad.backends.cuda.parameters import add_parameters
+from normgrad.backends.cuda.program import Argument, Builder, Ref
+from normgrad.backends.cuda.tiles import alignment, ceil_div, cut, power_of_two
+from normgrad.dtypes import ITEMSIZE
+from normgrad.geometry import Geometry
+from normgrad.spec import Op
+
+# Pixels of planes that are added up as columns instead: 2048x128x3x3 takes 12 us instead of 61 in
+# bfloat16, 64x512x7x7 11.1 instead of 12.1, 64x256x8x8 9.9 instead of 8.4.
+_TINY = 63
+_SMALL = 1024  # of a channel of group norm, several of which a block adds up
+
+
+def add_sums(
+    builder: Builder, geometry: Geometry, layout: Layout, device: Device, *, reads_x: bool
+) -> tuple[Ref, int]:
+    """Partial sums of each unit; returns where they are and how many a unit has."""
+    group = geometry.statistic == "row"
+    units = layout.channels * (layout.outer if group else 1)
+    dy, x = layout.dy, layout.x
+    itemsize = max(ITEMSIZE[dy.ref.dtype], ITEMSIZE[x.ref.dtype])
+    vector = 16 // itemsize
+    common: dict[str, Any] = {"GROUP": group, "COMPUTE": builder.compute}
+    arguments: dict[str, Argument] = {
+        "dy": dy.ref,
+        "x": x.ref if reads_x else None,
+        "mean": builder.vector("mean") if reads_x else None,
+        "units": units,
+        "channels": layout.channels,
+        "group_size": geometry.channels,
+    }
+    layout, pixels = flatten(layout) if not group and layout.inner <= _TINY else (layout, 1)
+    dy, x = layout.dy, layout.x
+    if layout.family == "planes" and group and layout.inner <= _SMALL:
+        return _add_unit_sums(builder, layout, arguments, units)
+    if layout.family == "planes":
+        cols = cut(layout.inner, 1024)
+        tile_rows = max(1, 128 * vector * 2 // cols)
+        pieces = ceil_div(layout.inner, cols)
+        planes = 1 if group else layout.outer
+        rows = planes * pieces
+        wanted = 4 * device.multiprocessors  # as many blocks as run at once
+        splits = max(1, min(ceil_div(rows, 2 * tile_rows), ceil_div(wanted, units)))
+        align = alignment(itemsize, layout.inner, dy.outer, dy.channel, x.outer, x.channel)
+        partials = builder.scratch(2 * units * splits, builder.compute)
+        arguments |= {
+            "partials": partials,
+            "splits": splits,
+            "planes": planes,
+            "pieces": pieces,
+            "run": layout.inner // align,
+            "dy_plane": 0 if group else dy.outer // align,
+            "dy_outer": dy.outer // align if group else 0,
+            "dy_channel": dy.channel // align,
+            "x_plane": 0 if group else x.outer // align,
+            "x_outer": x.outer // align if group else 0,
+            "x_channel": x.channel // align,
+        }
+        # Plain loads where planes start at no multiple of 16 bytes: asynchronous copies of 4 take
+        # 61 us instead of 19 for 32x2048x7x7 in float32.
+        stages = 3 if align * itemsize >= 16 else 1
+        constants = {"ROWS": tile_rows, "COLS": cols, "ALIGN": align, "STAGES": stages, **common}
+        builder.launch("sums.plane_sums", (units * splits,), arguments, constants)
+        return partials, splits
+    # Narrow tiles, all blocks along one front, two of them a multiprocessor that fetch three tiles
+    # ahead: 59.5 us for 64x256x56x56 in bfloat16 on an H200, 64.2 with tiles of 256 channels and
+    # rows in one piece for each block; float32 102 instead of 106.
+    layout, times = fold(layout, 64) if pixels == 1 else (layout, 1)
+    dy, x = layout.dy, layout.x
+    cols = min(power_of_two(layout.channels), 64)
+    tile_rows = 512 * vector // cols
+    blocks = ceil_div(layout.channels, cols)
+    outer = layout.outer if group else 1
+    most = ceil_div(layout.inner, 2 * tile_rows)
+    splits = max(1, min(most, ceil_div(2 * device.multiprocessors, blocks * outer)))
+    align = alignment(itemsize, layout.channels, dy.outer, dy.inner, x.outer, x.inner)
+    partials = builder.scratch(2 * units * pixels * splits * times, builder.compute)
+    arguments |= {
+        **folded(layout, times, align),
+        "units": units * pixels,
+        "pixels": pixels if pixels > 1 else None,
+        "times": times,
+        "partials": partials,
+        "splits": splits,
+        "rows": layout.inner,
+        "dy_row": dy.inner // align,
+        "dy_outer": dy.outer // align,
+        "x_row": x.inner // align,
+        "x_outer": x.outer // align,
+    }
+    constants = {"ROWS": tile_rows, "COLS": cols, "ALIGN": align, "STAGES": 4, **common}
+    constants["RUN"] = run_of(layout, times)
+    # One axis of the grid: the others end at 65535, and there may be more samples.
+    arguments["blocks"] = blocks
+    builder.launch("sums.column_sums", (splits * blocks * outer,), arguments, constants)
+    return partials, pixels * splits * times
+
+
+def _add_unit_sums(
+    builder: Builder, layout: Layout, arguments: dict[str, Argument], units: int
+) -> tuple[Ref, int]:
+    """Small channels of images, several in a block, each whole."""
+    dy, x = layout.dy, layout.x
+    itemsize = max(ITEMSIZE[dy.ref.dtype], ITEMSIZE[x.ref.dtype])
+    align = alignment(itemsize, layout.inner, dy.outer, dy.channel, x.outer, x.channel)
+    partials = builder.scratch(2 * units, builder.compute)
+    cols = power_of_two(layout.inner)
+    arguments |= {
+        "partials": partials,
+        "run": layout.inner // align,
+        "dy_outer": dy.outer // align,
+        "dy_channel": dy.channel // align,
+        "x_outer": x.outer // align,
+        "x_channel": x.channel // align,
+    }
+    rows = max(1, 2048 // cols)
+    constants = {"ROWS": rows, "COLS": cols, "ALIGN": align, "COMPUTE": builder.compute}
+    builder.launch("sums.unit_sums", (ceil_div(units, rows),), arguments, constants)
+    return partials, 1
+
+
+def add_finish(
+    builder: Builder,
+    geometry: Geometry,
+    layout: Layout,
+    device: Device,
+    partials: Ref,
+    splits: int,
+    needs_totals: object,
+) -> Ref | None:
+    """Join the partial sums; returns the sums of each statistic if dx needs them."""
+    spec = builder.spec
+    units = layout.channels * (layout.outer if geometry.statistic == "row" else 1)
+    # Few channels, folded, have thousands of partial sums each, and few blocks to join them.
+    lanes = min(power_of_two(splits), 128 if splits <= 1024 else 2048)
+    totals = builder.scratch(2 * geometry.statistics, builder.compute) if needs_totals else None
+    early = device.starts_early
+    common: dict[str, Any] = {"SPLITS": lanes, "COMPUTE": builder.compute, "EARLY": early}
+    base: dict[str, Argument] = {"partials": partials, "units": units, "splits": splits}
+    if geometry.statistic == "channel":
+        size = max(1, 256 // lanes)
+        reduces = spec.op is Op.BATCH_NORM_REDUCE
+        arguments = base | {
+            "rstd": builder.vector("rstd"),
+            "totals": totals,
+            "sum_dy": builder.result("sum_dy") if reduces else None,
+            "sum_dy_xmu": builder.result("sum_dy_xmu") if reduces else None,
+            "dgamma": builder.result("dgamma"),
+            "dbeta": builder.result("dbeta"),
+            "eps": spec.eps,
+        }
+        constants = {"UNITS": size, "VARIANCE": spec.rstd_is == "variance", **common}
+        builder.launch(
+            "sums.finish_channels", (ceil_div(units, size),), arguments, constants, early=early
+        )
+        return totals
+    if totals is not None:
+        arguments = base | {
+            "gamma": builder.vector("gamma"),
+            "totals": totals,
+            "channels": layout.channels,
+            "group_size": geometry.channels,
+            "statistics": geometry.statistics,
+        }
+        size = min(power_of_two(geometry.channels), max(1, 1024 // lanes))
+        constants = {"CHANNELS": size, **common}
+        builder.launch(
+            "sums.finish_groups", (geometry.statistics,), arguments, constants, early=early
+        )
+    add_parameters(builder, geometry, layout, partials, splits)
+    return totals
