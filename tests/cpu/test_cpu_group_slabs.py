@@ -18,7 +18,7 @@ SHAPES = {
     (2, 70, 33, 31): "units_in",
     (1, 131, 5, 101): "units_in",
     (9, 41, 41, 40): "slabs",
-    (40, 7, 3, 5): "slabs",
+    (40, 7, 13, 5): "slabs",
     (1, 3, 190, 190): "units_in",
     (3, 90, 115, 115): "units_in",
 }
@@ -45,7 +45,7 @@ from normgrad.plan import make_plan
 from normgrad.spec import Op
 
 sizes.TASK_ELEMENTS, sizes.NEAR_SLAB = 64, 0
-for shape in ((2, 10, 3, 7), (1, 9, 5, 4), (1, 3, 70, 2), (2, 5, 1, 33), (8, 6, 10, 5)):
+for shape in ((2, 10, 3, 7), (1, 9, 5, 4), (1, 3, 70, 2), (2, 5, 1, 33), (8, 6, 10, 7)):
     for dtype in ("float32", "bfloat16"):
         case = verify.Case(id="units", op=Op.GROUP_NORM, shape=shape, num_groups=1)
         problem = verify.make_problem(case, dtype, 0)
@@ -58,6 +58,76 @@ print("done")
 
 def test_units_stay_in_bounds(python):
     assert python("-c", UNITS, NUMBA_DISABLE_JIT="1").strip() == "done"
+
+
+# Tiny channels as rows of layer norm, without the compiler: blocks of rows, of which the last is
+# not full; instance norm; one pixel, with vectors of columns and fewer; gaps between samples.
+ROWS = """
+from normgrad import verify
+from normgrad.backends.cpu import sizes
+from normgrad.plan import make_plan
+from normgrad.spec import Op
+
+sizes.BLOCK_ROWS = 8
+everything, sums, gradient = (True, True, True), (False, True, True), (True, False, False)
+bias = (False, False, True)
+PLANS = (
+    ((21, 8, 3, 3), 2, everything), ((4, 6, 7, 5), 6, everything), ((5, 4, 2, 4), 2, sums),
+    ((9, 4, 3, 3), 2, gradient), ((6, 4, 3, 3), 1, bias), ((19, 40), 2, everything),
+    ((2, 12), 4, everything), ((11, 6), 6, sums), ((7, 35), 5, gradient), ((1, 10), 2, bias),
+)
+for shape, groups, mask in PLANS:
+    for dtype in ("float32", "bfloat16", "float64"):
+        for weight in (True, False):
+            case = verify.Case(
+                id="rows", op=Op.GROUP_NORM, shape=shape, num_groups=groups, mask=mask,
+                weight=weight,
+            )
+            problem = verify.make_problem(case, dtype, 0)
+            for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):
+                assert measured.ok, (shape, groups, mask, dtype, measured)
+            phases = make_plan(problem.spec, "cpu").config.phases
+            assert any(phase.startswith("rows") for phase in phases), (shape, phases)
+print("done")
+"""
+
+
+def test_groups_as_rows_stay_in_bounds(python):
+    assert python("-c", ROWS, NUMBA_DISABLE_JIT="1").strip() == "done"
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((70, 48, 7, 7), 4), ((300, 96), 6), ((33, 7, 6, 6), 7)], ids=str
+)
+def test_groups_as_rows(shape, groups, mask):
+    case = verify.Case(id="rows", op=Op.GROUP_NORM, shape=shape, num_groups=groups, mask=mask)
+    for dtype in ("float32", "bfloat16", "float16"):
+        problem = verify.make_problem(case, dtype, 0)
+        for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):
+            assert measured.ok, (dtype, measured)
+    phases = make_plan(spec_of(case, "float32"), "cpu").config.phases
+    named = [phase.split()[0] for phase in phases]
+    assert "rows" in named
+    wants = any(mask[1:])
+    assert ("join_channels" in named) == (wants and len(shape) > 2)
+    assert ("join_rows" in named) == (wants and len(shape) == 2)
+
+
+def test_which_groups_are_rows():
+    """Few pixels, if there are samples to add up; groups that have gaps are not."""
+
+    def rows(shape, **options):
+        case = verify.Case(id="rows", op=Op.GROUP_NORM, shape=shape, num_groups=4, **options)
+        phases = make_plan(spec_of(case, "float32"), "cpu").config.phases
+        return any(phase.startswith("rows") for phase in phases)
+
+    assert rows((8, 32, 7, 7))
+    assert not rows((8, 32, 8, 8))
+    assert not rows((2, 32, 7, 7))
+    assert rows((2, 32))
+    assert not rows((8, 4096, 7, 7))
+    assert not rows((8, 32, 7, 7), layout="channels-last")
 
 
 def test_a_unit_has_many_short_channels():

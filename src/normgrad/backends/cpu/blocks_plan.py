@@ -1,4 +1,4 @@
-"""Channels last and layer norm: which phases, over which blocks of rows."""
+"""Channels last: which phases, over which blocks of rows."""
 
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ def channels_last(program: "Program") -> None:
     params[slots.SIDE_BY_SIDE] = int(narrow) if program.far() else 2
     if not by_row and not narrow and program.far() and both_bytes <= sizes.LAST_CACHE // 2:
         params[slots.SIDE_BY_SIDE] = params[slots.FAR] = 1
-    block = _blocks(program, samples, rows, width)
+    block = cut_blocks(program, samples, rows, width)
     blocks = ceil_div(rows, block)
     chunk = geometry.channels * ceil_div(sizes.JOINED_COLUMNS, max(geometry.channels, 1))
     params[slots.CHUNK] = chunk = max(chunk if by_row else sizes.JOINED_COLUMNS, 1)
@@ -99,7 +99,7 @@ def _fold(program: "Program", rows: int, columns: int) -> int:
     return folded
 
 
-def _blocks(program: "Program", samples: int, rows: int, columns: int) -> int:
+def cut_blocks(program: "Program", samples: int, rows: int, columns: int) -> int:
     """Rows of a block: enough blocks for many cores, and few enough to join quickly."""
     # Joining a block costs what two of its rows cost.
     least = 16 if samples * rows < 256 else 32
@@ -108,38 +108,5 @@ def _blocks(program: "Program", samples: int, rows: int, columns: int) -> int:
     program.params[slots.BLOCK] = block
     program.params[slots.BLOCKS] = ceil_div(rows, block)
     each = min(sizes.TASK_ELEMENTS, program.geometry.size // sizes.SOME_TASKS)
-    program.params[slots.PER_TASK] = max(1, each // max(block * columns, 1))
+    program.params[slots.PER_TASK] = max(1, each // max(min(block, rows) * columns, 1))
     return block
-
-
-def rows(program: "Program") -> None:
-    """Layer norm's phases: blocks of rows from sums to gradients, then the parameters' sums."""
-    geometry, params = program.geometry, program.params
-    rows, columns = geometry.outer, geometry.channels
-    params[slots.ROWS] = rows
-    params[slots.SAMPLES] = 1
-    params[slots.WIDTH] = columns
-    program.stream(columns)
-    block = _blocks(program, 1, rows, columns)
-    blocks = ceil_div(rows, block)
-    gamma_slot = len(params)
-    gamma = program.spec.gamma
-    if (
-        gamma is not None
-        and gamma.dtype == program.flat.name
-        and params[slots.GAMMA + slots.STRIDE] == program.flat.itemsize
-    ):
-        params.append(params[slots.GAMMA])
-    else:
-        params.append(program.reserve(columns * program.flat.itemsize))
-        if program.spec.dx is not None:
-            program.phase("spread_gamma", 1, program.flat, argument=gamma_slot)
-    if program.needs.sum_dy:
-        params[slots.AT_PARTS] = program.reserve(blocks * 2 * columns * program.flat.itemsize)
-        params[slots.AT_SUMS] = program.reserve(columns * 8)
-    work = ceil_div(blocks, params[slots.PER_TASK])
-    params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * 4 * 8)  # four rows' at a time
-    program.phase("rows", work, program.format, program.flat, argument=gamma_slot)
-    if program.needs.sum_dy:
-        params[slots.CHUNK] = sizes.JOINED_COLUMNS
-        program.phase("join_rows", ceil_div(columns, sizes.JOINED_COLUMNS), program.flat)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normgrad.backends.cpu import jit, sizes, slots, tasks
-from normgrad.backends.cpu.blocks_plan import channels_last, rows
+from normgrad.backends.cpu.blocks_plan import channels_last
 from normgrad.backends.cpu.formats import ABSENT, CODES, F32, F64, FORMATS, Format
 from normgrad.backends.cpu.layout import Arrangement, arrange, copy_axes, merged
+from normgrad.backends.cpu.rows_plan import groups_are_rows, rows
 from normgrad.backends.cpu.sizes import ceil_div
 from normgrad.backends.cpu.slabs_plan import channels_first
 from normgrad.dtypes import ITEMSIZE
@@ -75,11 +76,12 @@ class Program:
             self.params[slots.AT_COUNT] = self.reserve(8)
             self.phase("add_counts", 1)
         if self.geometry.size or set(self.spec.wanted) - {"dx"}:
+            order = "rows" if groups_are_rows(self) else self.arrangement.order
             {
                 "channels-first": channels_first,
                 "channels-last": channels_last,
                 "rows": rows,
-            }[self.arrangement.order](self)
+            }[order](self)
         for copy in self.after:
             self._copy_phase(copy)
         self.params[slots.PHASES] = len(self.phases)

@@ -1,14 +1,13 @@
 """Layer norm: a row is summed and written while it is near, four rows at a time.
 
 Parameter gradients of a block of rows add up in one float32 row each; blocks are joined in
-float64.
+float64. Group norm of small images is the same: the rows are one group of all samples.
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.blocks import four_joined, joined
 from normgrad.backends.cpu.columns import AHEAD, add_rows, fill
 from normgrad.backends.cpu.formats import F32, F64
-from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place, read_any, write_any
+from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place
 from normgrad.backends.cpu.vector import (
     fence,
     fma,
@@ -18,12 +17,10 @@ from normgrad.backends.cpu.vector import (
     load_part,
     prefetch,
     read,
-    rounded,
     size_of,
     splat,
     store,
     store_part,
-    store_wide,
     stream,
     total,
     write,
@@ -101,7 +98,7 @@ def row_factors(fmt, flat, params, addresses, workspace, dy, x, gamma, row, inve
         most = 2 * lanes(fmt) * _DEPTH
         sum_g = 0.0
         sum_xmu = 0.0
-        left = params[slots.COLUMNS]
+        left = params[slots.WIDTH]
         while left > 0:
             part = min(left, most)
             p, q = row_lanes(fmt, flat, dy, x, gamma, part, mean)
@@ -119,9 +116,10 @@ def four_factors(
     fmt, flat, params, addresses, workspace, dy, x, dy_step, x_step, gamma, row, inverse, factors
 ):  # fmt: skip
     """The same of four rows that are not long: their lanes are added up together."""
-    columns = params[slots.COLUMNS]
+    columns = params[slots.WIDTH]
     for one in range(4):
-        row_statistics(params, addresses, workspace, row + one, factors + one * _FACTORS)
+        at = factors + one * _FACTORS
+        row_statistics(params, addresses, workspace, row + one * params[slots.GROUPS], at)
     if params[slots.WRITE_DX]:
         p0, q0 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors))
         dy += dy_step
@@ -259,11 +257,12 @@ def one_row(fmt, flat, dy, x, dx, gamma, sums, first, columns, factors, writing,
 @jit.inner
 def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
     """A few blocks of rows, both passes."""
-    columns = params[slots.COLUMNS]
+    columns = params[slots.WIDTH]
+    groups = params[slots.GROUPS]
     writing = params[slots.WRITE_DX] != 0
     adding = params[slots.SUM_DY] != 0
     with_x = params[slots.SUM_XMU] != 0 or writing
-    gamma = place(params, addresses, workspace, gamma_slot)
+    all_gamma = place(params, addresses, workspace, gamma_slot)
     dy_step = params[slots.DY + slots.BY_OUTER]
     x_step = params[slots.X + slots.BY_OUTER]
     dx_step = params[slots.DX + slots.BY_OUTER]
@@ -272,13 +271,18 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
     factors = workspace + params[slots.AT_COEFFICIENTS]
     factors += index * 4 * _FACTORS
     first = index * params[slots.PER_TASK]
-    for block in range(first, min(first + params[slots.PER_TASK], params[slots.BLOCKS])):
-        row = block * params[slots.BLOCK]
+    last = min(first + params[slots.PER_TASK], params[slots.BLOCKS] * groups)
+    for block in range(first, last):
+        # Groups of the same rows follow each other: they share lines, and pages.
+        group = block % groups
+        row = block // groups * params[slots.BLOCK]
         end = min(row + params[slots.BLOCK], params[slots.ROWS])
         sums = workspace + params[slots.AT_PARTS] + block * 2 * columns * size_of(flat)
-        dy = place(params, addresses, workspace, slots.DY) + row * dy_step
-        x = place(params, addresses, workspace, slots.X) + row * x_step
-        dx = row * dx_step
+        gamma = all_gamma + group * columns * size_of(flat)
+        inside = group * columns * size_of(fmt)
+        dy = place(params, addresses, workspace, slots.DY) + row * dy_step + inside
+        x = place(params, addresses, workspace, slots.X) + row * x_step + inside
+        dx = row * dx_step + inside
         if writing:
             dx += place(params, addresses, workspace, slots.DX)
         aligned = streaming and (dx | dx_step) & 63 == 0
@@ -303,19 +307,20 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
                 )
                 row = end
         while row < end:
+            statistic = row * groups + group
             some = 4 if end - row >= 4 else 1
             if some == 4 and columns <= _SHORT:
                 four_factors(
-                    fmt, flat, params, addresses, workspace, dy, x, dy_step, x_step, gamma, row,
-                    inverse, factors,
+                    fmt, flat, params, addresses, workspace, dy, x, dy_step, x_step, gamma,
+                    statistic, inverse, factors,
                 )  # fmt: skip
             else:
                 for one in range(some):
                     here, here_x = dy + one * dy_step, x + one * x_step
                     at = factors + one * _FACTORS
                     row_factors(
-                        fmt, flat, params, addresses, workspace, here, here_x, gamma, row + one,
-                        inverse, at,
+                        fmt, flat, params, addresses, workspace, here, here_x, gamma,
+                        statistic + one * groups, inverse, at,
                     )  # fmt: skip
             column = 0
             if some == 4:
@@ -346,76 +351,3 @@ def rows(fmt, flat):
         return row_blocks(fmt, flat, params, addresses, workspace, argument, index)
 
     return rows_task
-
-
-def spread_gamma(flat):
-    """The task that lays gamma out as the compute type, ones where it was not given."""
-
-    def spread_gamma_task(params, addresses, workspace, argument, index, after):
-        target = place(params, addresses, workspace, argument)
-        columns = params[slots.COLUMNS]
-        code = params[slots.GAMMA + slots.CODE]
-        if code < 0:
-            for _ in range(columns):
-                write(flat, target, 1.0)
-                target += size_of(flat)
-            return 0
-        source = place(params, addresses, workspace, slots.GAMMA)
-        step = params[slots.GAMMA + slots.STRIDE]
-        for _ in range(columns):
-            write(flat, target, read_any(code, source))
-            target += size_of(flat)
-            source += step
-        return 0
-
-    return spread_gamma_task
-
-
-@jit.inner
-def put_lanes(flat, params, addresses, workspace, slot, column, values, part, scratch):
-    """Write some elements of a result from float64 lanes, if it is wanted."""
-    code = params[slot + slots.CODE]
-    step = params[slot + slots.STRIDE]
-    if code < 0:
-        return
-    target = place(params, addresses, workspace, slot) + column * step
-    if code == (_F64 if size_of(flat) == 8 else _F32) and step == size_of(flat):
-        store_part(flat, target, rounded(flat, values), part)
-        return
-    store_wide(scratch, values, part)
-    for _ in range(part):
-        write_any(code, target, read(F64, scratch))
-        target += step
-        scratch += 8
-
-
-def join_rows(flat):
-    """The task that joins the blocks of some columns and writes their parameter gradients."""
-
-    def join_rows_task(params, addresses, workspace, argument, index, after):
-        columns = params[slots.COLUMNS]
-        blocks = params[slots.BLOCKS]
-        stride = 2 * columns * size_of(flat)
-        first = index * params[slots.CHUNK]
-        last = min(first + params[slots.CHUNK], columns)
-        scratch = workspace + params[slots.AT_SUMS]
-        at = workspace + params[slots.AT_PARTS]
-        width = lanes(flat)
-        for slot in (slots.DBETA, slots.DGAMMA):
-            column = first
-            while last - column >= 4 * width:
-                here = at + column * size_of(flat)
-                for one in four_joined(flat, here, blocks, stride):
-                    there = scratch + column * 8
-                    put_lanes(flat, params, addresses, workspace, slot, column, one, width, there)
-                    column += width
-            while column < last:
-                part = min(width, last - column)
-                one = joined(flat, at + column * size_of(flat), blocks, stride, part)
-                there = scratch + column * 8
-                put_lanes(flat, params, addresses, workspace, slot, column, one, part, there)
-                column += width
-            at += columns * size_of(flat)
-        return 0
-
-    return join_rows_task

@@ -3,7 +3,18 @@
 import functools
 from typing import Any
 
-from normgrad.backends.cpu import blocks, copies, driver, jit, rows, scalar, slabs, strips, units
+from normgrad.backends.cpu import (
+    blocks,
+    copies,
+    driver,
+    jit,
+    row_joins,
+    rows,
+    scalar,
+    slabs,
+    strips,
+    units,
+)
 from normgrad.backends.cpu.formats import Format
 
 _FACTORIES: dict[str, Any] = {
@@ -21,8 +32,9 @@ _FACTORIES: dict[str, Any] = {
     "join_samples": blocks.join_samples,
     "samples": blocks.samples,
     "rows": rows.rows,
-    "spread_gamma": rows.spread_gamma,
-    "join_rows": rows.join_rows,
+    "spread_gamma": row_joins.spread_gamma,
+    "join_rows": row_joins.join_rows,
+    "join_channels": row_joins.join_channels,
 }
 
 

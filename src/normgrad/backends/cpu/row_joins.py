@@ -1,0 +1,120 @@
+"""What rows share: gamma laid out beside them, and their parameter gradients joined."""
+
+from normgrad.backends.cpu import jit, slots
+from normgrad.backends.cpu.blocks import four_joined, joined
+from normgrad.backends.cpu.columns import fill
+from normgrad.backends.cpu.formats import F32, F64
+from normgrad.backends.cpu.scalar import entry, place, put, write_any
+from normgrad.backends.cpu.vector import (
+    lanes,
+    read,
+    rounded,
+    size_of,
+    store_part,
+    store_wide,
+    total,
+    widen,
+    zero,
+)
+
+_F32, _F64 = F32.code, F64.code
+
+
+def spread_gamma(flat):
+    """The task that lays gamma out as the compute type, ones where it was not given.
+
+    One for each column, group by group: a channel has as many as pixels.
+    """
+
+    def spread_gamma_task(params, addresses, workspace, argument, index, after):
+        target = place(params, addresses, workspace, argument)
+        pixels, channels = params[slots.INNER], params[slots.CHANNELS]
+        target += index * channels * pixels * size_of(flat)
+        for channel in range(index * channels, (index + 1) * channels):
+            value = entry(params, addresses, workspace, slots.GAMMA, channel, 1.0)
+            fill(flat, target, value, pixels)
+            target += pixels * size_of(flat)
+        return 0
+
+    return spread_gamma_task
+
+
+@jit.inner
+def put_lanes(flat, params, addresses, workspace, slot, column, values, part, scratch):
+    """Write some elements of a result from float64 lanes, if it is wanted."""
+    code = params[slot + slots.CODE]
+    step = params[slot + slots.STRIDE]
+    if code < 0:
+        return
+    target = place(params, addresses, workspace, slot) + column * step
+    if code == (_F64 if size_of(flat) == 8 else _F32) and step == size_of(flat):
+        store_part(flat, target, rounded(flat, values), part)
+        return
+    store_wide(scratch, values, part)
+    for _ in range(part):
+        write_any(code, target, read(F64, scratch))
+        target += step
+        scratch += 8
+
+
+def join_rows(flat):
+    """The task that joins the blocks of some columns and writes their parameter gradients."""
+
+    def join_rows_task(params, addresses, workspace, argument, index, after):
+        columns = params[slots.WIDTH]
+        blocks = params[slots.BLOCKS]
+        group = index // params[slots.CHUNKS]
+        stride = params[slots.GROUPS] * 2 * columns * size_of(flat)
+        first = index % params[slots.CHUNKS] * params[slots.CHUNK]
+        last = min(first + params[slots.CHUNK], columns)
+        before = group * columns  # columns of other groups
+        scratch = workspace + params[slots.AT_SUMS] + before * 8
+        at = workspace + params[slots.AT_PARTS] + 2 * before * size_of(flat)
+        width = lanes(flat)
+        for slot in (slots.DBETA, slots.DGAMMA):
+            column = first
+            while last - column >= 4 * width:
+                here = at + column * size_of(flat)
+                for one in four_joined(flat, here, blocks, stride):
+                    there = scratch + column * 8
+                    put_lanes(
+                        flat, params, addresses, workspace, slot, before + column, one, width, there
+                    )
+                    column += width
+            while column < last:
+                part = min(width, last - column)
+                one = joined(flat, at + column * size_of(flat), blocks, stride, part)
+                there = scratch + column * 8
+                put_lanes(
+                    flat, params, addresses, workspace, slot, before + column, one, part, there
+                )
+                column += width
+            at += columns * size_of(flat)
+        return 0
+
+    return join_rows_task
+
+
+def join_channels(flat):
+    """The task that joins the blocks of some channels, whose columns lie side by side."""
+
+    def join_channels_task(params, addresses, workspace, argument, index, after):
+        columns, pixels = params[slots.WIDTH], params[slots.INNER]
+        stride = params[slots.GROUPS] * 2 * columns * size_of(flat)
+        width = lanes(flat)
+        first = index * params[slots.CHUNK]
+        for channel in range(first, min(first + params[slots.CHUNK], params[slots.COLUMNS])):
+            group = channel // params[slots.CHANNELS]
+            at = group * columns + channel * pixels  # what is before it: twice the other groups
+            at = workspace + params[slots.AT_PARTS] + at * size_of(flat)
+            for slot in (slots.DBETA, slots.DGAMMA):
+                sums = widen(zero(flat))
+                for column in range(0, pixels, width):
+                    here = at + column * size_of(flat)
+                    part = min(width, pixels - column)
+                    sums = sums + joined(flat, here, params[slots.BLOCKS], stride, part)
+                put(params, addresses, workspace, slot, channel, total(sums))
+                at += columns * size_of(flat)
+        return 0
+
+    return join_channels_task

@@ -1,0 +1,85 @@
+"""Layer norm, and group norm of small images: which phases, over which blocks of rows."""
+
+from typing import TYPE_CHECKING
+
+from normgrad.backends.cpu import sizes, slots
+from normgrad.backends.cpu.blocks_plan import cut_blocks
+from normgrad.backends.cpu.sizes import ceil_div
+from normgrad.spec import Op
+
+if TYPE_CHECKING:
+    from normgrad.backends.cpu.program import Program
+
+
+def groups_are_rows(program: "Program") -> bool:
+    """Whether group norm is taken as layer norm of one group after another.
+
+    Its channels are then columns that are added up over the samples, and not one by one: small
+    ones would cost more than what is in them.
+    """
+    geometry = program.geometry
+    tiny = (
+        geometry.inner <= sizes.TINY_CHANNEL
+        and geometry.count * program.format.itemsize <= sizes.TINY_GROUP
+        and geometry.outer >= sizes.TINY_SAMPLES
+    )
+    return (
+        program.spec.op is Op.GROUP_NORM
+        and (tiny or geometry.inner == 1)
+        and all(
+            _runs(program.arrangement.strides[role], geometry.shape) for role in program.needs.data
+        )
+    )
+
+
+def _runs(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether the groups of a sample follow each other, each without gaps."""
+    run = 1
+    for step, size in zip(reversed(strides[1:]), reversed(shape[1:]), strict=True):
+        if size > 1 and step != run:
+            return False
+        run *= size
+    return True
+
+
+def rows(program: "Program") -> None:
+    """Blocks of rows from sums to gradients, then the parameters' sums."""
+    geometry, params = program.geometry, program.params
+    rows, groups = geometry.outer, geometry.groups
+    columns = geometry.channels * geometry.inner
+    wants = bool(program.spec.dgamma or program.spec.dbeta)
+    params[slots.SUM_DY] = int(wants)
+    params[slots.SUM_XMU] = int(program.spec.dgamma is not None)
+    params[slots.ROWS] = rows
+    params[slots.SAMPLES] = 1
+    params[slots.WIDTH] = columns
+    program.stream(columns)
+    blocks = groups * ceil_div(rows, cut_blocks(program, groups, rows, columns))
+    gamma_slot = len(params)
+    gamma = program.spec.gamma
+    if (
+        gamma is not None
+        and gamma.dtype == program.flat.name
+        and params[slots.GAMMA + slots.STRIDE] == program.flat.itemsize
+        and geometry.inner == 1
+    ):
+        params.append(params[slots.GAMMA])
+    else:
+        params.append(program.reserve(groups * columns * program.flat.itemsize))
+        if program.spec.dx is not None:
+            program.phase("spread_gamma", groups, program.flat, argument=gamma_slot)
+    if wants:
+        params[slots.AT_PARTS] = program.reserve(blocks * 2 * columns * program.flat.itemsize)
+        params[slots.AT_SUMS] = program.reserve(groups * columns * 8)
+    work = ceil_div(blocks, params[slots.PER_TASK])
+    params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * 4 * 8)  # four rows' at a time
+    program.phase("rows", work, program.format, program.flat, argument=gamma_slot)
+    if not wants:
+        return
+    params[slots.CHUNK] = sizes.JOINED_COLUMNS
+    if geometry.inner == 1:
+        params[slots.CHUNKS] = ceil_div(columns, sizes.JOINED_COLUMNS)
+        program.phase("join_rows", groups * params[slots.CHUNKS], program.flat)
+    else:
+        channels = ceil_div(geometry.parameters, sizes.JOINED_COLUMNS)
+        program.phase("join_channels", channels, program.flat)
