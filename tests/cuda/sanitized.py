@@ -5,6 +5,7 @@ compute-sanitizer --tool memcheck python3 tests/cuda/sanitized.py
 Results are judged as well. Ends with 1 if a kernel of the plans was not launched.
 """
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -42,7 +43,17 @@ REQUESTS = (
     ("layer_norm", (9004, 300), "contiguous", "bfloat16"),  # rows in parts of a warp
     ("layer_norm", (9001, 32), "contiguous", "float32"),
     ("layer_norm", (110000, 64), "contiguous", "float32"),  # the next rows ahead
-    ("layer_norm", (300, 3071), "contiguous", "bfloat16"),
+    ("layer_norm", (301, 3071), "contiguous", "bfloat16"),  # data that end anywhere
+    ("layer_norm", (1001, 97), "contiguous", "float32"),
+    ("layer_norm", (300, 8192), "contiguous", "float32"),
+    ("group_norm", (41, 3, 7, 7), "contiguous", "bfloat16"),
+    ("layer_norm", (304, 1023), "contiguous", "bfloat16"),  # sets that start anywhere
+    ("group_norm", (40, 64, 7, 7), "contiguous", "bfloat16"),  # slabs in a ring
+    ("group_norm", (200, 64, 14, 14), "contiguous", "float32"),
+    ("group_norm", (32, 40, 17, 17), "contiguous", "bfloat16"),
+    ("group_norm", (3000, 128), "contiguous", "float16"),  # one pixel, several samples in a set
+    ("group_norm", (40, 8, 20, 20), "contiguous", "float32"),  # one channel in a group
+    ("layer_norm", (3, 600000), "contiguous", "float32"),  # rows in parts
     ("layer_norm", (64, 16384), "contiguous", "float32"),
     ("layer_norm", (70, 16384), "contiguous", "bfloat16"),
     ("layer_norm", (20, 1000), "contiguous", "float64"),
@@ -50,6 +61,8 @@ REQUESTS = (
     ("batch_norm_reduce", (8, 64, 28, 28), "channels-last", "float32"),
     ("batch_norm_elemt", (8, 64, 28, 28), "contiguous", "bfloat16"),
     ("batch_norm_elemt", (8, 64, 28, 28), "channels-last", "float32"),
+    ("batch_norm_reduce", (8, 64, 7, 7), "contiguous", "float32"),  # planes as columns
+    ("batch_norm_elemt", (8, 64, 7, 7), "contiguous", "bfloat16"),
     ("batch_norm_reduce", (8, 20, 28, 28), "channels-last", "bfloat16"),  # rows side by side
     ("batch_norm_elemt", (8, 20, 28, 28), "channels-last", "bfloat16"),
 )
@@ -74,7 +87,7 @@ def main() -> int:
     launch._prepare_kernel = noted
     failed = 0
     for op, shape, layout, dtype in REQUESTS:
-        groups = 8 if op == "group_norm" else 1
+        groups = math.gcd(8, shape[1]) if op == "group_norm" else 1
         case = verify.Case(id=op, op=Op(op), shape=shape, layout=layout, num_groups=groups)
         problem = verify.make_problem(case, dtype, 1)
         # The default stream, whose words stay from call to call, and one whose words are cleared.

@@ -72,6 +72,8 @@ RINGS = (
     ("layer_norm", "300000x20", "bfloat16"),
     ("layer_norm", "16384x2352", "bfloat16"),  # two rows in a set, cut
     ("layer_norm", "8192x1023", "float16"),  # sets that start anywhere
+    ("layer_norm", "65537x97", "bfloat16"),  # data that end there
+    ("layer_norm", "8191x1023", "float32"),
     *SLABS,
 )
 WHOLE_ROWS = (
@@ -98,7 +100,7 @@ OTHERS = (
     ("group_norm", "2x320x64x64", "bfloat16", "channels-last", "t4"),
     ("batch_norm_elemt", "64x256x56x56", "bfloat16"),
     ("layer_norm", "8192x8192", "float32"),
-    ("layer_norm", "65537x300", "bfloat16"),  # a masked tile
+    ("layer_norm", "65537x300", "bfloat16", "contiguous", "a100"),  # a masked tile
     ("layer_norm", "16x2097152", "float32"),
     ("layer_norm", "4096x16384", "bfloat16", "contiguous", "t4"),
     ("group_norm", "64x320x17x17", "bfloat16", "contiguous", "t4"),

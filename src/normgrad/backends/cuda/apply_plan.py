@@ -81,6 +81,7 @@ def add_apply(
     # 8, 4, 2. In float32 they are alike.
     sizes = {64: (2, 1024), 256: (8, 4096)} if itemsize == 2 else {}
     warps, each = sizes.get(cols, (1, 512))
+    cols = min(power_of_two(layout.channels), max(cols, each // power_of_two(layout.inner)))
     tile_rows = max(1, each // cols)
     steps = [step for one in layout.tensors for step in (one.outer, one.inner)]
     align = alignment(itemsize, layout.channels, *steps)

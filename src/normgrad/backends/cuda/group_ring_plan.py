@@ -5,7 +5,7 @@ for each sum, small slabs would take as long as large ones: 64x512x7x7 in 32 gro
 208 us.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
@@ -18,6 +18,7 @@ from normgrad.backends.cuda.row_ring_plan import (
     cut_across,
     in_a_warp,
     launch_ring,
+    placed,
     rows_of_a_set,
     sets_fit,
     sets_of,
@@ -41,13 +42,19 @@ class _Shares:
     """``parts`` blocks share the samples of each set of groups."""
 
     sets: Sets
-    samples: int  # side by side in a set; 1 where that is of some groups only
+    samples: int  # side by side in a set, if it has room for some
     parts: int
     times: int  # sets of a block, at most
 
     def programs(self, groups: int) -> int:
         """Blocks in all."""
         return ceil_div(groups, self.sets.rows) * self.parts
+
+    def even(self, outer: int, groups: int) -> bool:
+        """Whether all sets are full."""
+        if self.samples == 1:
+            return groups % self.sets.rows == 0
+        return self.samples * groups == self.sets.rows and outer % self.samples == 0
 
     def busiest(self, groups: int, device: Device) -> int:
         """Slabs of the multiprocessor that has most."""
@@ -67,7 +74,7 @@ def group_rows(builder: Builder, geometry: Geometry, layout: Layout, device: Dev
         "PIXELS": geometry.inner,
         "SAMPLES": found.samples,
         "PACKED": True,
-        "EVEN": (rows if found.samples > 1 else groups) % sets.rows == 0,
+        "EVEN": found.even(geometry.outer, groups),
         "AGAIN": found.times * sets.rows > sets.noted,
     }
     launch_ring(
@@ -92,8 +99,7 @@ def _choose(builder: Builder, geometry: Geometry, layout: Layout, device: Device
     rows, cols = geometry.outer * geometry.groups, geometry.channels * geometry.inner
     dy, x = layout.dy.ref, layout.x.ref
     itemsize = ITEMSIZE[x.dtype]
-    # Bulk copies are of whole multiples of 16 bytes.
-    if not takes_bulk(builder, device, dy, x) or rows >= MANY_ROWS or rows * cols * itemsize % 16:
+    if not takes_bulk(builder, device, dy, x) or rows >= MANY_ROWS:
         return None
     shapes = [in_a_warp(cols, itemsize)]
     if cols > _IN_A_WARP:
@@ -109,14 +115,12 @@ def _shared_out(shape: Shape, geometry: Geometry, itemsize: int, device: Device)
     """As many parts as run at once; None if there are too many groups."""
     groups, cols = geometry.groups, geometry.channels * geometry.inner
     height = rows_of_a_set(shape, cols, groups)
-    samples = height // groups if height > groups and height % groups == 0 else 1
+    samples = max(1, height // groups)
     units = ceil_div(geometry.outer, samples)
     parts = min(units, shape[3] * device.multiprocessors // ceil_div(groups, height))
     if parts == 0:
         return None
     times = ceil_div(units, parts)
     sets = sets_of(shape, height, times * height, cols, itemsize)
-    # Where a set starts: some groups of a sample.
-    starts = (min(height, groups * samples) * cols, groups * cols)
-    shifted = any(start * itemsize % 16 for start in starts)
-    return _Shares(replace(sets, shifted=shifted), samples, ceil_div(units, times), times)
+    sets = placed(sets, geometry.outer * groups, groups * samples, min(height, groups * samples))
+    return _Shares(sets, samples, ceil_div(units, times), times)

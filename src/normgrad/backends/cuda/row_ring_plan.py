@@ -54,6 +54,7 @@ class Sets:
     noted: int  # rows whose statistics there is room for
     itemsize: int
     shifted: bool = False  # sets start anywhere, not at multiples of 16 bytes
+    ragged: bool = False  # the last one ends there
 
     @property
     def registers(self) -> int:
@@ -84,7 +85,8 @@ class Sets:
     def slot(self) -> int:
         """Bytes of a set: x and dy."""
         size = self.rows * self.cols * self.itemsize
-        return 2 * (ceil_div(size, 16) * 16 + 16 if self.shifted else size)
+        whole = ceil_div(size, 16) * 16
+        return 2 * (whole + 16 if self.shifted else whole if self.ragged else size)
 
     @property
     def ring(self) -> int:
@@ -107,12 +109,19 @@ def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: Data
     sets = _cut(rows, cols, itemsize, device.multiprocessors, packed=packed)
     if sets is None:
         return None
-    # Bulk copies are of whole multiples of 16 bytes: sets of rows, or single rows.
-    sizes = (rows * cols,) if packed else (cols, dy[1], x[1])
-    if any(size * itemsize % 16 for size in sizes):
+    # Bulk copies are of whole multiples of 16 bytes: around sets of rows, or single rows.
+    if packed:
+        sets = placed(sets, rows, sets.rows)
+    elif any(size * itemsize % 16 for size in (cols, dy[1], x[1])):
         return None
-    sets = replace(sets, shifted=packed and sets.rows * cols * itemsize % 16 > 0)
     return sets if sets_fit(sets, device) else None
+
+
+def placed(sets: Sets, rows: int, *apart: int) -> Sets:
+    """The same for so many packed rows, with sets that start so many rows apart."""
+    size = sets.cols * sets.itemsize
+    shifted = any(one * size % 16 for one in apart)
+    return replace(sets, shifted=shifted, ragged=rows * size % 16 > 0)
 
 
 def takes_bulk(builder: Builder, device: Device, dy: Ref, x: Ref) -> bool:
@@ -287,6 +296,7 @@ def launch_ring(
         "HEAD": sets.head,
         "SLOT": sets.slot,
         "SHIFTED": sets.shifted,
+        "RAGGED": sets.ragged,
         "NOTED": sets.noted,
         "ALIGN": align,
         "WARPS": sets.warps,

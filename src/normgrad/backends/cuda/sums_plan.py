@@ -73,7 +73,8 @@ def add_sums(
     # rows in one piece for each block; float32 102 instead of 106.
     layout, times = fold(layout, 64) if pixels == 1 else (layout, 1)
     dy, x = layout.dy, layout.x
-    cols = min(power_of_two(layout.channels), 64)
+    wide = 512 * vector // power_of_two(layout.inner)  # few rows
+    cols = min(power_of_two(layout.channels), max(64, wide))
     tile_rows = 512 * vector // cols
     blocks = ceil_div(layout.channels, cols)
     outer = layout.outer if group else 1

@@ -167,6 +167,22 @@ def write(address, number):
     )
 
 
+@triton.jit
+def write_some(address, element):
+    """An element at each address that is not negative."""
+    HALF: tl.constexpr = element.dtype.primitive_bitwidth == 16
+    tl.inline_asm_elementwise(
+        "{ .reg .pred there; setp.ge.s32 there, $1, 0; @there st.shared.b"
+        + ("16" if HALF else "32")
+        + " [$1], $2; mov.u32 $0, 0; }",
+        "=&r,r," + ("h" if HALF else "r"),
+        [address, element],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @triton.constexpr_function
 def _reading(words):
     if words < 2:
@@ -210,6 +226,7 @@ if INTERPRETED:
 
     await_turn, read, ring_at = bulk_stand_in.await_turn, bulk_stand_in.read, bulk_stand_in.ring_at
     copy_runs, write = bulk_stand_in.copy_runs, bulk_stand_in.write
+    write_some = bulk_stand_in.write_some
     read_number = bulk_stand_in.read_number
     keep_last, start_barriers = bulk_stand_in.keep_last, bulk_stand_in.start_barriers
     clear_place, is_warp = bulk_stand_in.clear_place, bulk_stand_in.is_warp

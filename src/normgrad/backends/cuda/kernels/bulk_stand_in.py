@@ -89,6 +89,16 @@ def write(address: Any, number: Any) -> None:
     _ring.view(np.float32)[places // 4] = _array(number, places.shape)
 
 
+def write_some(address: Any, element: Any) -> None:
+    """Elements to the ring, where an address is not negative."""
+    places, values = _array(address), np.ascontiguousarray(_array(element))
+    there = places >= 0
+    bits = values.view(np.uint8).reshape(len(values), -1)
+    for at, one in zip(places[there], bits[there], strict=True):
+        assert not _reading[at : at + len(one)].any(), "others may not have read it yet"
+        _ring[at : at + len(one)] = one
+
+
 def read(address: Any, like: Any, VECTOR: Any) -> Any:
     """Elements of the ring."""
     return _read(address, like.dtype.element_ty, int(getattr(VECTOR, "value", VECTOR)))

@@ -21,6 +21,7 @@ from normgrad.backends.cuda.kernels.bulk import (
     ring_at,
     start_barriers,
     write,
+    write_some,
 )
 from normgrad.backends.cuda.kernels.common import (
     arrive,
@@ -41,6 +42,21 @@ def _shift(row, size):
 
 
 @jit
+def _bring_end(data, to, size, rows, length, thread, SLOT: tl.constexpr):
+    """The last ``size`` bytes of dy and x, fewer than 16, element by element."""
+    dy, x = data
+    base, offset = to
+    ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+    place = thread * ITEM
+    there = place < size
+    at = rows.to(tl.int64) * length - size // ITEM + thread
+    address = gl.where(there, base + offset + place, -1)
+    write_some(address, tl.load(x + at, mask=there, other=0.0))
+    address = gl.where(there, address + SLOT // 2, -1)
+    write_some(address, tl.load(dy + at, mask=there, other=0.0))
+
+
+@jit
 def _ask(
     data,
     ring,  # where it starts, and the policy
@@ -51,6 +67,7 @@ def _ask(
     ROWS: tl.constexpr,
     PACKED: tl.constexpr,
     SHIFTED: tl.constexpr,
+    RAGGED: tl.constexpr,
     HEAD: tl.constexpr,
     SLOT: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -58,6 +75,7 @@ def _ask(
     """Start copying the rows from ``first`` on: the first thread, or one for each row.
 
     Copies start and end at multiples of 16 bytes: SHIFTED ones bring some of the rows around too.
+    Behind the last of RAGGED data nothing may be read, so its end comes by plain loads.
     """
     dy, x, dy_row, x_row = data
     rows, height, length = sizes
@@ -68,16 +86,22 @@ def _ask(
     dy_bytes = length * (dy.dtype.element_ty.primitive_bitwidth // 8)
     all_x, all_dy = count * x_bytes, count * dy_bytes
     before = first * 0
-    if SHIFTED:  # x and dy have the same type
-        before = _shift(first, x_bytes)
-        all_x = (before + all_x + 15) & -16
+    if SHIFTED or RAGGED:  # x and dy have the same type
+        before = _shift(first, x_bytes) if SHIFTED else before
+        end = before + all_x
+        all_x = (end + 15) & -16
+        if RAGGED:  # noqa: SIM102
+            if (first + count == rows) & (count > 0):
+                all_x = end & -16
+                to_end = (base, slot * SLOT + HEAD + all_x)
+                _bring_end((dy, x), to_end, end - all_x, rows, length, thread, SLOT)
         all_dy = all_x
     promise = tl.where(leads, all_x + all_dy, -1)
     to = base + (HEAD + slot * SLOT)
     to_dy = to + SLOT // 2
     zero = thread * 0
     row = first + zero
-    copies = leads
+    copies = leads & (all_x > 0)
     sizes = (zero + all_x, zero + all_dy)
     if not PACKED:
         row = first + thread
@@ -219,7 +243,7 @@ def whole_rows(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     PIXELS: tl.constexpr,  # of a channel: columns of one gamma
-    SAMPLES: tl.constexpr,  # whose groups are the rows of a set; 1 where those are more
+    SAMPLES: tl.constexpr,  # whose groups are the rows of a set; 1 where those fill more
     STACKED: tl.constexpr,  # rows lie in a warp or a part of one, not across the block
     VECTOR: tl.constexpr,  # elements of a thread side by side
     DEPTH: tl.constexpr,  # sets of rows that there is room for
@@ -227,6 +251,7 @@ def whole_rows(
     SLOT: tl.constexpr,  # bytes of a set of rows
     PACKED: tl.constexpr,  # rows lie one after another
     SHIFTED: tl.constexpr,  # and sets start anywhere
+    RAGGED: tl.constexpr,  # and the last of them ends there
     EVEN: tl.constexpr,  # so many rows that all sets are full
     NOTED: tl.constexpr,  # rows whose statistics there is room for, a power of two
     AGAIN: tl.constexpr,  # a block has more
@@ -273,7 +298,10 @@ def whole_rows(
     ring = (base, keep_last(thread))
     start, stride, height = program * ROWS, parts * ROWS, program * 0 + ROWS
     part, group = program, program * 0
-    if GROUP and SAMPLES == 1:
+    if SAMPLES > 1:  # as many as have room
+        height = SAMPLES * groups
+        start, stride = program * height, parts * height
+    elif GROUP:
         sets = tl.cdiv(groups, ROWS)
         part, group = program // sets, program % sets * ROWS
         start, stride = part * groups + group, parts * groups
@@ -288,7 +316,8 @@ def whole_rows(
     for ahead in gl.static_range(DEPTH):
         later = start + ahead * stride
         _ask(
-            data, ring, ahead, later, sizes, thread, ROWS, PACKED, SHIFTED, HEAD, SLOT, ALIGN
+            data, ring, ahead, later, sizes, thread, ROWS, PACKED, SHIFTED, RAGGED, HEAD, SLOT,
+            ALIGN,
         )  # fmt: skip
     sums_gamma = ()
     sums_beta = ()
@@ -387,7 +416,8 @@ def whole_rows(
         all_read(slot)
         later = first + DEPTH * stride
         _ask(
-            data, ring, slot, later, sizes, thread, ROWS, PACKED, SHIFTED, HEAD, SLOT, ALIGN
+            data, ring, slot, later, sizes, thread, ROWS, PACKED, SHIFTED, RAGGED, HEAD, SLOT,
+            ALIGN,
         )  # fmt: skip
         if partials is not None:  # noqa: SIM102
             if first + stride >= rows:  # dx follows, but all sums are there
