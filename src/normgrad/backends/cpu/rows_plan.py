@@ -54,7 +54,7 @@ def rows(program: "Program") -> None:
     params[slots.SAMPLES] = 1
     params[slots.WIDTH] = columns
     program.stream(columns)
-    blocks = groups * ceil_div(rows, cut_blocks(program, groups, rows, columns))
+    blocks = groups * ceil_div(rows, cut_blocks(program, groups, rows, columns, joined=wants))
     gamma_slot = len(params)
     gamma = program.spec.gamma
     if (
