@@ -14,14 +14,12 @@ import triton.language as tl
 from normgrad.backends.cuda.kernels.bulk import (
     all_read,
     await_turn,
-    copy_runs,
     keep_last,
     read,
     read_number,
     ring_at,
     start_barriers,
     write,
-    write_some,
 )
 from normgrad.backends.cuda.kernels.common import (
     arrive,
@@ -33,109 +31,7 @@ from normgrad.backends.cuda.kernels.common import (
 )
 from normgrad.backends.cuda.kernels.gluon import gl, jit
 from normgrad.backends.cuda.kernels.joins import join_slices
-
-
-@jit
-def _shift(row, size):
-    """Bytes between the last multiple of 16 and where a row of so many bytes starts."""
-    return (row & 15) * (size & 15) & 15
-
-
-@jit
-def _bring_end(data, to, size, rows, length, thread, SLOT: tl.constexpr):
-    """The last ``size`` bytes of dy and x, fewer than 16, element by element."""
-    dy, x = data
-    base, offset = to
-    ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-    place = thread * ITEM
-    there = place < size
-    at = rows.to(tl.int64) * length - size // ITEM + thread
-    address = gl.where(there, base + offset + place, -1)
-    write_some(address, tl.load(x + at, mask=there, other=0.0))
-    address = gl.where(there, address + SLOT // 2, -1)
-    write_some(address, tl.load(dy + at, mask=there, other=0.0))
-
-
-@jit
-def _ask(
-    data,
-    ring,  # where it starts, and the policy
-    slot,
-    first,
-    sizes,  # rows in all, those of a set, columns
-    thread,
-    ROWS: tl.constexpr,
-    PACKED: tl.constexpr,
-    SHIFTED: tl.constexpr,
-    RAGGED: tl.constexpr,
-    HEAD: tl.constexpr,
-    SLOT: tl.constexpr,
-    ALIGN: tl.constexpr,
-):
-    """Start copying the rows from ``first`` on: the first thread, or one for each row.
-
-    Copies start and end at multiples of 16 bytes: SHIFTED ones bring some of the rows around too.
-    Behind the last of RAGGED data nothing may be read, so its end comes by plain loads.
-    """
-    dy, x, dy_row, x_row = data
-    rows, height, length = sizes
-    base, policy = ring
-    count = tl.minimum(tl.maximum(rows - first, 0), height)
-    leads = (thread == 0) & (count > 0)
-    x_bytes = length * (x.dtype.element_ty.primitive_bitwidth // 8)
-    dy_bytes = length * (dy.dtype.element_ty.primitive_bitwidth // 8)
-    all_x, all_dy = count * x_bytes, count * dy_bytes
-    before = first * 0
-    if SHIFTED or RAGGED:  # x and dy have the same type
-        before = _shift(first, x_bytes) if SHIFTED else before
-        end = before + all_x
-        all_x = (end + 15) & -16
-        if RAGGED:  # noqa: SIM102
-            if (first + count == rows) & (count > 0):
-                all_x = end & -16
-                to_end = (base, slot * SLOT + HEAD + all_x)
-                _bring_end((dy, x), to_end, end - all_x, rows, length, thread, SLOT)
-        all_dy = all_x
-    promise = tl.where(leads, all_x + all_dy, -1)
-    to = base + (HEAD + slot * SLOT)
-    to_dy = to + SLOT // 2
-    zero = thread * 0
-    row = first + zero
-    copies = leads & (all_x > 0)
-    sizes = (zero + all_x, zero + all_dy)
-    if not PACKED:
-        row = first + thread
-        copies = thread < count
-        to, to_dy = to + thread * x_bytes, to_dy + thread * dy_bytes
-        sizes = (zero + x_bytes, zero + dy_bytes)
-    far = row.to(tl.int64)
-    from_x = tl.where(copies, (x + far * x_row * ALIGN).to(tl.uint64) - before, 0)
-    from_dy = (dy + far * dy_row * ALIGN).to(tl.uint64) - before
-    copy_runs(base + slot * 8, promise, (to, to_dy), (from_x, from_dy), sizes, policy)
-
-
-@jit
-def _note(
-    mean,
-    rstd,
-    first,
-    stride,
-    rows,
-    at,  # where the ring has room for them
-    thread,
-    ROWS: tl.constexpr,
-    NOTED: tl.constexpr,
-):
-    """Mean and rstd of the next NOTED rows of this block, from ``first`` on; 0 for no row."""
-    tl.debug_barrier()  # all have read those before
-    left = tl.cdiv(rows - first, stride) * ROWS
-    for done in tl.range(0, tl.minimum(left, NOTED), thread.shape[0]):
-        number = done + thread
-        row = first + number // ROWS * stride + number % ROWS
-        ok = row < rows
-        write(at + number * 4, load_or(mean, row, ok, 0.0, tl.float32))
-        write(at + (number + NOTED) * 4, load_or(rstd, row, ok, 0.0, tl.float32))
-    tl.debug_barrier()
+from normgrad.backends.cuda.kernels.ring_sets import ask_rows, note_statistics, shift_of
 
 
 @jit
@@ -315,7 +211,7 @@ def whole_rows(
     sizes = (rows, height, length)
     for ahead in gl.static_range(DEPTH):
         later = start + ahead * stride
-        _ask(
+        ask_rows(
             data, ring, ahead, later, sizes, thread, ROWS, PACKED, SHIFTED, RAGGED, HEAD, SLOT,
             ALIGN,
         )  # fmt: skip
@@ -351,7 +247,7 @@ def whole_rows(
     at_mean = ring_at(NOTES + local * 4, BYTES)
     notes = base + NOTES
     noted = program * 0
-    _note(mean, rstd, start, stride, rows, notes, thread, ROWS, NOTED)
+    note_statistics(mean, rstd, start, stride, rows, notes, thread, ROWS, NOTED)
     place = program
     await_step_before(EARLY)  # it cleared the count
     slot = program * 0
@@ -359,13 +255,13 @@ def whole_rows(
     for first in tl.range(start, rows, stride):
         if AGAIN:  # noqa: SIM102
             if noted == NOTED:
-                _note(mean, rstd, first, stride, rows, notes, thread, ROWS, NOTED)
+                note_statistics(mean, rstd, first, stride, rows, notes, thread, ROWS, NOTED)
                 noted = 0
         row = first + local
         end = tl.minimum(first + height, rows)
         origin = slot * SLOT
         if SHIFTED:
-            origin += _shift(first, COLS * ITEM)
+            origin += shift_of(first, COLS * ITEM)
         mu = read_number(at_mean + noted * 4)[:, None]
         rs = read_number(at_mean + (noted + NOTED) * 4)[:, None]
         noted += ROWS
@@ -415,7 +311,7 @@ def whole_rows(
         sums_beta = next_beta
         all_read(slot)
         later = first + DEPTH * stride
-        _ask(
+        ask_rows(
             data, ring, slot, later, sizes, thread, ROWS, PACKED, SHIFTED, RAGGED, HEAD, SLOT,
             ALIGN,
         )  # fmt: skip
