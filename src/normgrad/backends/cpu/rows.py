@@ -162,12 +162,12 @@ def four_rows(
     vc0, vc1 = factor(fmt, factors, 0, 3), factor(fmt, factors, 1, 3)
     vc2, vc3 = factor(fmt, factors, 2, 3), factor(fmt, factors, 3, 3)
     whole = columns // width * width
-    if streaming:
-        whole = columns // (2 * width) * (2 * width)
     column = 0
     while column < whole:
-        # Where lines are streamed, two vectors of each row at a time.
-        halves = 2 if streaming else 1
+        # Where lines are streamed, two vectors of each row at a time; but the last of an odd number
+        # alone, so that sums do not depend on where dx lies.
+        pair = streaming and whole - column >= 2 * width
+        halves = 2 if pair else 1
         d0 = load(fmt, dy)
         d1 = load(fmt, dy + dy_step)
         d2 = load(fmt, dy + 2 * dy_step)
@@ -190,7 +190,7 @@ def four_rows(
             r1 = fma(w1, g, fma(vb1, t1, vc1))
             r2 = fma(w2, g, fma(vb2, t2, vc2))
             r3 = fma(w3, g, fma(vb3, t3, vc3))
-            if streaming:
+            if pair:
                 d0 = load(fmt, dy + step)
                 d1 = load(fmt, dy + step + dy_step)
                 d2 = load(fmt, dy + step + 2 * dy_step)

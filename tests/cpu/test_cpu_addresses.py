@@ -1,0 +1,61 @@
+"""The same bits wherever results lie: dx is streamed in whole lines only at some addresses."""
+
+import pytest
+
+pytest.importorskip("numba")
+
+SCRIPT = """
+import numpy as np
+from normgrad import verify
+from normgrad.backends.cpu import sizes
+from normgrad.plan import make_plan
+from normgrad.spec import RESULTS, Op
+from normgrad.verify.run import _poisoned, call, to_array
+
+sizes.STREAM_BYTES = 0  # small data are written past the cache too
+
+
+def placed(like, offset):
+    raw = np.empty(like.nbytes + 128, np.uint8)
+    start = -raw.ctypes.data % 64 + offset
+    return raw[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+# Rows of an odd number of vectors, of parts of one, of whole pairs; planes and samples likewise.
+REQUESTS = (
+    (Op.LAYER_NORM, (37, 784), {}), (Op.LAYER_NORM, (70, 48), {}), (Op.LAYER_NORM, (21, 1040), {}),
+    (Op.LAYER_NORM, (9, 1001), {}), (Op.LAYER_NORM, (40, 512), {}),
+    (Op.GROUP_NORM, (21, 64, 7, 7), {"num_groups": 4}),
+    (Op.GROUP_NORM, (50, 96), {"num_groups": 2}),
+    (Op.GROUP_NORM, (3, 12, 28, 28), {"num_groups": 3}),
+    (Op.GROUP_NORM, (2, 8, 131, 13), {"num_groups": 2}),
+    (Op.GROUP_NORM, (9, 64, 9, 7), {"num_groups": 4, "layout": "channels-last"}),
+    (Op.BATCH_NORM, (10, 16, 28, 28), {}), (Op.BATCH_NORM, (16, 64, 7, 7), {}),
+    (Op.BATCH_NORM, (5, 3, 3000), {}), (Op.BATCH_NORM, (300, 48), {}),
+    (Op.BATCH_NORM, (6, 48, 9, 9), {"layout": "channels-last"}),
+    (Op.BATCH_NORM_ELEMT, (5, 16, 33, 31), {}),
+)
+streamed = 0
+for op, shape, options in REQUESTS:
+    for dtype in ("float32", "bfloat16"):
+        problem = verify.make_problem(verify.Case(id="at", op=op, shape=shape, **options), dtype, 0)
+        streamed += make_plan(problem.spec, "cpu").config.streaming
+        first = None
+        operands = {role: to_array(host, None) for role, host in problem.operands.items()}
+        for offset in (0, 4, 16, 32, 48):
+            out = [to_array(_poisoned(problem, role), None) for role in RESULTS[op]]
+            last = options.get("layout") == "channels-last"
+            dx = np.moveaxis(out[0], 1, -1) if last else out[0]
+            out[0] = placed(np.ascontiguousarray(dx), offset)
+            out[0] = np.moveaxis(out[0], -1, 1) if last else out[0]
+            call(problem, operands, tuple(out), "cpu")
+            bits = [np.ascontiguousarray(one).tobytes() for one in out]
+            first = first or bits
+            assert bits == first, (op, shape, dtype, offset)
+assert streamed > 20, streamed
+print("done")
+"""
+
+
+def test_results_at_any_address_have_the_same_bits(python):
+    assert python("-c", SCRIPT).strip() == "done"
