@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from cuda_plans import COPYING, KNOWN, launches, plan, resident_blocks
 
+from normgrad.spec import Op
+
 triton = pytest.importorskip("triton")
 launch = pytest.importorskip("normgrad.backends.cuda.launch")
 pytestmark = pytest.mark.skipif(launch.interpreting(), reason="the interpreter compiles nothing")
@@ -235,6 +237,16 @@ def test_kernels_on_ampere(compiled):
             assert metadata.shared <= device.shared_bytes - 1024, step.kernel
             if step.cooperative:
                 assert step.grid[0] <= resident_blocks(device, step, metadata.shared)
+
+
+@pytest.mark.parametrize("shape", ["1x1", "1x3", "1x1x1x3", "3x1x5"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_sizes_of_one(shape, dtype, compiled):
+    """A tile may be a single element; rows, groups and parts may be one."""
+    for op in Op:
+        options = {"groups": 1} if op is Op.GROUP_NORM else {}
+        for step in launches(plan(op.value, shape, dtype, **options)):
+            compiled(step, 90)
 
 
 def test_data_at_any_address_are_read_one_by_one(compiled):

@@ -318,6 +318,12 @@ def test_grids_are_what_cuda_takes(known):
             assert step.warps in (1, 2, 4, 8, 16), name
 
 
+def test_planes_of_very_many_pixels_are_not_taken_as_columns():
+    """Those are counted in 32 bits; planes have offsets of 64."""
+    assert kernels(plan("batch_norm_elemt", "1x3x300000001", "bfloat16")) == ["column_apply"]
+    assert kernels(plan("batch_norm_elemt", "1x3x800000001", "bfloat16")) == ["plane_apply"]
+
+
 def test_more_samples_than_an_axis_of_a_grid_has():
     program = plan("group_norm", "131072x64", "float64")
     assert launches(program)[-1].grid == (131072, 1, 1)

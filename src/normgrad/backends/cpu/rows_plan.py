@@ -47,6 +47,7 @@ def rows(program: "Program") -> None:
     geometry, params = program.geometry, program.params
     rows, groups = geometry.outer, geometry.groups
     columns = geometry.channels * geometry.inner
+    # Sums over rows are of the parameters alone: dx has those of its own row.
     wants = bool(program.spec.dgamma or program.spec.dbeta)
     params[slots.SUM_DY] = int(wants)
     params[slots.SUM_XMU] = int(program.spec.dgamma is not None)

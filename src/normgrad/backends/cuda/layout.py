@@ -8,6 +8,8 @@ from normgrad.backends.cuda.program import Argument, Builder, Ref
 from normgrad.geometry import Geometry, reshaped_strides
 from normgrad.spec import TensorSpec, row_major
 
+_MANY_COLUMNS = 1 << 30  # kernels count columns in 32 bits
+
 
 @dataclass(frozen=True, slots=True)
 class Data:
@@ -101,7 +103,7 @@ def flatten(layout: Layout) -> tuple[Layout, int]:
     """
     pixels = layout.inner
     packed = all(one.channel == pixels and one.inner == 1 for one in layout.tensors)
-    if layout.family != "planes" or not packed:
+    if layout.family != "planes" or not packed or layout.channels * pixels >= _MANY_COLUMNS:
         return layout, 1
 
     def row(data: Data) -> Data:

@@ -8,7 +8,9 @@ from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
-_WIDTH, _TILE = 1024, 1024
+# Elements of a tile: 16x1048576 in bfloat16 takes 67 us with one row of 1024, 83 with four of 512,
+# 159 with 16 of 256; without dx 26, 39 and 93.
+_TILE = 1024
 
 
 def long_rows(
@@ -35,8 +37,8 @@ def long_rows(
     totals = None
     if dx is not None:
         totals = _row_totals(builder, device, rows, cols, align, common)
-    width = min(power_of_two(cols), _WIDTH)
-    tile_rows = min(max(1, _TILE // width), power_of_two(rows))
+    width = min(power_of_two(cols), _TILE)
+    tile_rows = min(_TILE // width, power_of_two(rows))
     blocks = ceil_div(cols, width)
     share = max(tile_rows, ceil_div(rows, max(1, 4 * device.multiprocessors // blocks)))
     programs = ceil_div(rows, share)

@@ -213,7 +213,8 @@ def cut_across(
 ) -> Shape | None:
     """The first of some blocks, (warps, how many a multiprocessor), that cuts rows best.
 
-    A thread has so many elements of a row at most.
+    A thread has so many elements of a row at most. Single elements of 16 bits come last: group norm
+    256x512x14x14 takes 55.6 us by them, 51.3 by pairs.
     """
     tried = [
         (warps * THREADS, vector, warps, per)

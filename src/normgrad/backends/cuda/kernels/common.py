@@ -209,8 +209,12 @@ def clear_stale(stale, stale_words, thread, THREADS: tl.constexpr):
 
 @triton.jit
 def widen(tile, COMPUTE: tl.constexpr = tl.float32):
-    """The same in the compute type; bfloat16 by one instruction, where the compiler takes two."""
-    if not INTERPRETED and tile.dtype == tl.bfloat16 and tl.float32 == COMPUTE:
+    """The same in the compute type; bfloat16 by one instruction, where the compiler takes two.
+
+    It takes pairs, so a tile of a single element is left to the compiler.
+    """
+    pairs: tl.constexpr = tile.dtype == tl.bfloat16 and tl.float32 == COMPUTE and tile.numel > 1
+    if not INTERPRETED and pairs:
         wide = tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;",
             "=r,=r,r",
