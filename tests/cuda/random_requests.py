@@ -16,16 +16,22 @@ from normgrad.plan import _make_plan, make_plan
 from normgrad.spec import Op
 
 
-def random_case(pick):
-    """A case whose data are aligned and evenly laid out: what stays on chip."""
+ODD = ((23, 23), (37, 31))  # planes that start anywhere
+
+
+def random_case(pick, *, odd):
+    """A case whose data are aligned, or in windows, and evenly laid out: what stays on chip."""
     op = pick.choice((Op.BATCH_NORM, Op.GROUP_NORM))
     groups = pick.choice((1, 2, 3, 4)) if op is Op.GROUP_NORM else 1
     channels = groups * pick.choice((1, 2, 3, 4, 8, 10))
     inner = pick.choice(((16, 16), (7, 8), (7, 7), (12, 12), (40,), (14, 24), (28, 28), (36, 10)))
+    samples = pick.randint(1, 7)
+    if odd:  # 16 bytes divide the data
+        samples, inner = 4 * pick.randint(1, 2), pick.choice(ODD)
     return verify.Case(
         id="random",
         op=op,
-        shape=(pick.randint(1, 7), channels, *inner),
+        shape=(samples, channels, *inner),
         layout="contiguous",
         num_groups=groups,
         training=True,
@@ -50,8 +56,9 @@ def main(count):
     plans = {}
     blocks = resident._blocks, resident._flat_blocks
     held = larger = 0  # tiles in registers; slabs that do not fit in shared memory alone
+    windows = set()  # operators in windows, with tiles in registers
     bulk = set()  # kinds of tiles that come by bulk copies
-    for turn in range(count):
+    for turn in range(count + count // 3):
         small = pick.random() < 0.7
         tiny = {
             "multiprocessors": pick.randint(2, 6),
@@ -64,7 +71,7 @@ def main(count):
         _make_plan.cache_clear()
         # Words that stay from call to call, as on a GPU's default stream, or the call's own.
         backend.BACKEND.interpreted_mail = mail if turn % 2 else None
-        case = random_case(pick)
+        case = random_case(pick, odd=turn >= count)
         problem = verify.make_problem(case, "float32", pick.randint(0, 9))
         for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
             assert measured.ok, (case, tiny, measured)
@@ -72,6 +79,8 @@ def main(count):
         plans[program.strategy] = plans.get(program.strategy, 0) + 1
         sizes = [dict(getattr(step, "constants", ())) for step in program.steps]
         for one in sizes:
+            if one.get("WINDOW") and one.get("HELD"):
+                windows.add(case.op)
             if one.get("BULK"):
                 full = one["FULL"] >= one["CHUNKS"]
                 bulk |= {("spans", min(one["SPANS"], 3)), ("even", one["EVEN"]), ("full", full)}
@@ -81,6 +90,7 @@ def main(count):
     assert held > count // 5, f"{held} plans with tiles in registers"
     assert larger > count // 20, f"{larger} slabs too large for shared memory"
     assert len(bulk) == 12, f"only these kinds of tiles by bulk copies: {sorted(bulk)}"
+    assert len(windows) == 2, f"only these in windows: {windows}"
     assert mail.taken > count // 10, f"{mail.taken} plans with words that stay"
     print(plans.get("resident planes", 0), "of", count)
 

@@ -25,6 +25,12 @@ REQUESTS = (
     ("batch_norm", (16, 64, 112, 112), "contiguous", "bfloat16"),  # tiles held, several rounds
     ("batch_norm", (8, 4, 512, 512), "contiguous", "float32"),  # on the whole device
     ("batch_norm", (16, 3, 512, 512), "contiguous", "bfloat16"),  # two teams that find seats
+    ("batch_norm", (4, 64, 65, 65), "contiguous", "bfloat16"),  # planes that start anywhere
+    ("batch_norm", (2, 16, 255, 255), "contiguous", "float32"),
+    ("group_norm", (2, 64, 65, 65), "contiguous", "float16"),
+    ("batch_norm_reduce", (8, 64, 17, 17), "contiguous", "bfloat16"),
+    ("batch_norm_elemt", (8, 64, 31, 31), "contiguous", "bfloat16"),
+    ("batch_norm", (1, 64, 31, 31), "contiguous", "bfloat16"),  # one sample, as rows
     ("batch_norm", (64, 512, 7, 7), "contiguous", "float32"),
     ("batch_norm", (8, 32, 9, 9), "contiguous", "float64"),
     ("batch_norm", (32, 256, 14, 14), "channels-last", "bfloat16"),

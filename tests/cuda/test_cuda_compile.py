@@ -40,6 +40,14 @@ PLANES = (
     ("group_norm", "2x320x64x64", "float16"),
     ("group_norm", "4x512x128x128", "bfloat16"),
 )
+WINDOWS = (  # planes that start anywhere
+    ("batch_norm", "2x256x129x129", "bfloat16"),
+    ("batch_norm", "1x2048x113x165", "float16"),
+    ("batch_norm", "32x64x149x149", "float32"),
+    ("batch_norm", "8x64x513x513", "bfloat16"),
+    ("group_norm", "2x64x401x601", "float32"),
+    ("group_norm", "1x128x513x513", "bfloat16"),
+)
 COLUMNS = (
     ("batch_norm", "64x256x56x56", "bfloat16", "channels-last"),  # as many tiles as there is room
     ("batch_norm", "64x256x56x56", "float32", "channels-last"),
@@ -108,6 +116,8 @@ OTHERS = (
     ("group_norm", "64x320x17x17", "bfloat16", "contiguous", "t4"),
     ("batch_norm_reduce", "64x512x7x7", "float32"),  # planes as columns
     ("batch_norm_elemt", "64x512x7x7", "bfloat16"),
+    ("batch_norm_reduce", "32x768x17x17", "bfloat16"),  # windows
+    ("batch_norm_elemt", "1x2048x113x165", "bfloat16"),
 )
 
 
@@ -173,7 +183,7 @@ def tile(step):
     ]
 
 
-@pytest.mark.parametrize("request_", [*PLANES, *COLUMNS, *ROWS, *RINGS], ids=" ".join)
+@pytest.mark.parametrize("request_", [*PLANES, *WINDOWS, *COLUMNS, *ROWS, *RINGS], ids=" ".join)
 def test_resident_kernels_on_hopper(request_, compiled):
     step = the_resident(plan(*request_))
     metadata, registers, stack, code = compiled(step, 90)
@@ -182,11 +192,15 @@ def test_resident_kernels_on_hopper(request_, compiled):
     assert stack == 0, "spilled registers go to memory on every slab"
     copies = "UBLKCP" if step.ring else "LDGSTS"
     assert copies in code, "the next slab is not fetched by asynchronous copies"
+    if request_ in WINDOWS:
+        assert dict(step.constants)["WINDOW"]
+        assert set(re.findall(r"LDGSTS[.\w]*", code)) == {"LDGSTS.E.BYPASS.128"}
+        assert "STG.E.128" in code, "dx is written by elements"
 
 
 @pytest.mark.parametrize(
     "request_",
-    [*PLANES, COLUMNS[0], COLUMNS[2], *UNUSUAL, *ROWS, *RINGS, *WHOLE_ROWS],
+    [*PLANES, *WINDOWS, COLUMNS[0], COLUMNS[2], *UNUSUAL, *ROWS, *RINGS, *WHOLE_ROWS],
     ids=" ".join,
 )
 def test_the_plan_knows_how_much_shared_memory_a_block_takes(request_, compiled):
@@ -204,7 +218,7 @@ def test_the_plan_knows_how_much_shared_memory_a_block_takes(request_, compiled)
 
 @pytest.mark.parametrize(
     ("request_", "bits"),
-    [*product(RINGS, ("100", "110")), *product(SLABS, ("011", "010"))],
+    [*product(RINGS, ("100", "110", "011")), *product(SLABS, ("010",))],
     ids=lambda one: one if isinstance(one, str) else " ".join(one),
 )
 def test_rings_with_fewer_results(request_, bits, compiled):

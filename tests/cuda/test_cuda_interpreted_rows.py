@@ -158,6 +158,16 @@ PLANS = (
     (Op.BATCH_NORM_REDUCE, (3, 4, 9, 9), {}, "plane_sums"),
     (Op.BATCH_NORM_ELEMT, (5, 6, 7, 7), {}, "column_apply"),
     (Op.BATCH_NORM_ELEMT, (1, 3, 17, 17), {}, "column_apply"),
+    # One sample is instance norm.
+    (Op.BATCH_NORM, (1, 37, 31, 2), {}, "whole_rows"),
+    (Op.BATCH_NORM, (1, 5, 7, 9), {"mask": sums}, "whole_rows"),
+    (Op.BATCH_NORM, (1, 12, 30, 30), {"statistic": "variance"}, "plane_slabs"),
+    # Parameter gradients alone of rows that come through the ring, or in strips of columns.
+    (Op.LAYER_NORM, (70, 768), {"mask": sums}, "whole_rows"),
+    (Op.LAYER_NORM, (301, 40), {"mask": dgamma}, "whole_rows"),
+    (Op.LAYER_NORM, (70, 9000), {"mask": sums}, "row_apply"),
+    (Op.LAYER_NORM, (520, 8200), {"mask": dgamma}, "row_apply"),
+    (Op.LAYER_NORM, (70, 9001), {"mask": dbeta}, "row_apply"),
     (Op.BATCH_NORM, (3, 70, 3, 5), {"training": False}, "column_apply"),
     # Several channels of samples in a block; x is read where dgamma is wanted.
     (Op.GROUP_NORM, (3, 40, 7, 7), {"num_groups": 4, "mask": dbeta}, "unit_sums"),

@@ -106,8 +106,11 @@ def test_slabs_are_covered(known):
             assert given["team"] * given["share"] >= given["rows"], name
             assert given["teams"] <= given["slabs"], name
             # Each piece of a plane that is a row, with what is left over in the last.
-            assert given["pieces"] * given["piece"] >= given["run"], name
-            assert given["piece"] * sizes["ALIGN"] <= sizes["COLS"], name
+            window = sizes["WINDOW"]
+            piece, run = given["piece"] * (window or sizes["ALIGN"]), given["run"] * sizes["ALIGN"]
+            # Wherever in a vector the plane starts.
+            assert given["pieces"] * piece >= run + max(0, window - 1), name
+            assert piece <= sizes["COLS"], name
             assert sizes["TEAM"] >= given["team"], name
             assert sizes["TEAM"] * sizes["BLOCK_CHANNELS"] >= 32 * step.warps, name
             if step.cooperative:
@@ -378,6 +381,9 @@ def test_every_result_is_written(known):
         (("batch_norm", "2x64x128x128x128", "float32"), "resident planes"),
         (("batch_norm", "64x64x112x112", "bfloat16", "contiguous", "t4"), "two passes (planes)"),
         (("batch_norm", "20x6x65536", "float32", "contiguous", "rtx4090"), "two passes (planes)"),
+        (("batch_norm", "2x256x129x129"), "resident planes"),  # in windows
+        (("batch_norm", "3x129x129x129"), "two passes (planes)"),  # data that end anywhere
+        (("batch_norm", "1x512x31x31"), "whole slabs in a ring"),  # one sample: instance norm
         (("batch_norm", "131072x256"), "resident columns"),
         (("batch_norm", "131072x256", "float64"), "two passes (columns)"),
         (("batch_norm", "64x256x56x56", "float32", "channels-last"), "resident columns"),
@@ -465,13 +471,34 @@ def test_a_mask_saves_launches_of_layer_norm():
     assert kernels(everything) == ["clear_words", "whole_rows"]
     assert kernels(gradient) == ["whole_rows"]
     assert gradient.workspace_bytes == 0
-    assert kernels(parameters) == ["clear_words", "layer_rows"]
+    assert kernels(parameters) == ["clear_words", "whole_rows"]
     assert dict(launches(parameters)[1].arguments)["dx"] is None
+    assert kernels(bias) == ["clear_words", "layer_rows"]  # the ring reads x too
     long_gradient, long_parameters = (
         plan("layer_norm", "4096x16384", mask=mask) for mask in MASKS[1:3]
     )
     assert kernels(long_gradient) == ["clear_words", "layer_teams"]
-    assert kernels(long_parameters) == ["row_apply", "finish_rows"]
+    assert kernels(long_parameters) == ["row_apply"]  # narrow strips: nothing to join
+
+
+def the_windows(*request, **options):
+    sizes = (dict(step.constants) for step in launches(plan(*request, **options)))
+    return [one["WINDOW"] for one in sizes if "WINDOW" in one]
+
+
+def test_planes_that_start_anywhere_are_read_by_whole_vectors():
+    for op in ("batch_norm", "group_norm", "batch_norm_elemt", "batch_norm_reduce"):
+        for dtype, window in (("bfloat16", 8), ("float32", 4)):
+            assert the_windows(op, "2x64x129x129", dtype) == [window]
+            assert the_windows(op, "2x64x128x128", dtype) == [0]
+            # The last vector would reach behind the data.
+            assert set(the_windows(op, "3x33x129x129", dtype, groups=3)) <= {0}
+    assert the_windows("batch_norm", "2x64x129x129", "float64") in ([0], [0, 0])
+    assert the_windows("batch_norm", "64x64x129x129", device="t4") == [8, 8]  # two passes
+    # By copies of 8 bytes if planes are small, and some channels together if they are tiny.
+    assert the_windows("batch_norm", "32x256x30x30") == [0]
+    assert the_windows("batch_norm", "16x512x1500") == [8]
+    assert the_windows("batch_norm", "64x512x7x7") == [0]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
@@ -550,6 +577,7 @@ def test_the_requests_for_gpus_launch_every_kernel_that_waits():
     assert any(one["CHUNKS"] > one["DEPTH"] for one in slabs)  # some of it in registers
     assert any(one["BLOCK_CHANNELS"] > 1 for one in slabs)
     assert any(one["SEATS"] for one in slabs)
+    assert {one["GROUP"] for one in slabs if one["WINDOW"]} == {0, 1}
     bulk = [one for one in slabs if one["BULK"]]
     assert {(one["GROUP"], one["SOLO"]) for one in bulk} == {(0, 0), (1, 0), (1, 1)}
     columns = met["columns.column_slabs"]

@@ -4,11 +4,15 @@ from typing import Any
 
 from normgrad.backends.cuda.layout import Data, Layout, flatten, fold, folded, run_of
 from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
+from normgrad.backends.cuda.tiles import alignment, ceil_div, cut, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 from normgrad.spec import Op
 
+# Pixels of odd planes, by their itemsize, from which on windows are better than columns: 23x23
+# images in float32 take 34.8 and 30.1 us so (64x256x23x23), 31x31 38.5 and 38.8; in bfloat16 9x9
+# 26.3 and 20.9 (256x512x9x9), 15x15 27.3 and 27.0, 21x21 25.7 and 27.3 (64x512x21x21).
+_SHORT = {2: 256, 4: 900}
 _MOST_COUNTS = 1024  # counts of ranks that every block adds up itself
 
 
@@ -53,21 +57,23 @@ def add_apply(
     # Planes that start at multiples of 16 bytes are better as they are: 64x256x8x8 takes 5.6 us so
     # and 6.3 as columns, 64x512x7x7 14.5 and 6.9, 64x192x31x31 27.9 and 24.0 (bfloat16).
     odd = not group and layout.inner * itemsize % 16
-    layout, pixels = flatten(layout) if odd else (layout, 1)
+    in_windows = layout.window and layout.inner >= _SHORT[itemsize]
+    layout, pixels = flatten(layout) if odd and not in_windows else (layout, 1)
     arguments["channels"] = layout.channels
     if layout.family == "planes":
-        cols = min(power_of_two(layout.inner), 1024)
+        window = layout.window
+        cols = cut(layout.span, 1024) if window else min(power_of_two(layout.inner), 1024)
         # 64x256x56x56 in bfloat16 on an H200: 99.3 % with 1024 elements for 4 warps, 98.7 for one,
         # 97 with 2048 for two; float32 103 % with any of them.
         tile_rows = max(1, 1024 // cols)
-        pieces = ceil_div(layout.inner, cols)
+        pieces = ceil_div(layout.span, cols)
         rows = layout.outer * layout.channels * pieces
         steps = [step for one in layout.tensors for step in (one.outer, one.channel)]
         align = alignment(itemsize, layout.inner, *steps)
         arguments |= {"rows": rows, "pieces": pieces, "run": layout.inner // align}
         arguments |= _steps(layout, "channel", align)
         constants |= {"ROWS": tile_rows, "COLS": cols, "ALIGN": align}
-        constants["WIDE"] = rows + tile_rows >= 1 << 31
+        constants |= {"WIDE": rows + tile_rows >= 1 << 31, "WINDOW": window}
         grid: tuple[int, ...] = (ceil_div(rows, tile_rows),)
         builder.launch("apply.plane_apply", grid, arguments, constants, warps=4)
         return

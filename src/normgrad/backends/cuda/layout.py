@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from normgrad.backends.cuda.program import Argument, Builder, Ref
+from normgrad.backends.cuda.tiles import ceil_div
+from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
 from normgrad.spec import TensorSpec, row_major
 
@@ -57,6 +59,26 @@ class Layout:
             for found in steps
             for size, step, wanted in zip(sizes, found, dense, strict=True)
         )
+
+    @property
+    def window(self) -> int:
+        """Elements of 16 bytes, if planes are best read by those, wherever they start; else 0.
+
+        Vectors at their ends have elements of the planes around, so planes must lie one after
+        another, and the last vector must not reach behind them all.
+        """
+        itemsizes = {ITEMSIZE[one.ref.dtype] for one in self.tensors}
+        itemsize = max(itemsizes)
+        odd = self.family == "planes" and self.inner * itemsize % 16
+        whole = self.outer * self.channels * self.inner * itemsize % 16 == 0
+        fits = len(itemsizes) == 1 and itemsize <= 4 and whole and self.packed
+        return 16 // itemsize if odd and fits else 0
+
+    @property
+    def span(self) -> int:
+        """Elements of a plane's window, wherever it starts; of the plane where it has none."""
+        window = self.window
+        return ceil_div(self.inner + window - 1, window) * window if window else self.inner
 
     @property
     def same_strides(self) -> bool:

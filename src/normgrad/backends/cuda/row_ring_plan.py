@@ -98,8 +98,10 @@ def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: Data
     """None where rows cannot come so, or come better otherwise."""
     rows, cols = geometry.outer, geometry.channels
     dy, x = data["dy"], data["x"]
-    if dy is None or x is None or data["dx"] is None:
+    if dy is None or x is None:
         return None
+    if data["dx"] is None and builder.spec.dgamma is None:
+        return None  # dbeta needs no x, which is read here
     if not takes_bulk(builder, device, dy[0], x[0]) or rows >= MANY_ROWS:
         return None
     itemsize = ITEMSIZE[x[0].dtype]

@@ -35,6 +35,9 @@ def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bo
     """
     rows, cols = geometry.outer, geometry.channels
     data = {role: _rows(builder, role, rows, cols) for role in ("dy", "x", "dx")}
+    if data["dx"] is None and cols > _LONG:
+        long_rows(builder, geometry, device, data, reads_x=_reads_x(builder))
+        return builder.finish("sums of columns")
     ring = choose_ring(builder, geometry, device, data) if teams and cols > _LONG else None
     whole = builder.compute == "float32" and cols <= _LONGEST
     if ring is not None:

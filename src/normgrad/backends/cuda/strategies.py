@@ -5,7 +5,7 @@ import dataclasses
 from normgrad.backends.cuda.apply_plan import add_apply
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.group_ring_plan import group_rows
-from normgrad.backends.cuda.layout import lay_out
+from normgrad.backends.cuda.layout import Layout, lay_out
 from normgrad.backends.cuda.program import Builder, Launch, Program
 from normgrad.backends.cuda.resident import resident_planes
 from normgrad.backends.cuda.resident_columns import resident_columns
@@ -36,7 +36,8 @@ def _make(
     layout = lay_out(builder, geometry)
     sums_wanted = any(role != "dx" for role in spec.wanted)
     corrected = spec.op is not Op.BATCH_NORM_ELEMT and spec.training
-    if resident and corrected and group_rows(builder, geometry, layout, device):
+    slabs = _instances(builder, geometry, layout)
+    if resident and corrected and group_rows(builder, slabs, layout, device):
         return builder.finish("whole slabs in a ring")
     if resident and spec.dx is not None and corrected:
         keep = {"planes": resident_planes, "columns": resident_columns}[layout.family]
@@ -56,6 +57,16 @@ def _make(
     if spec.dx is not None:
         add_apply(builder, geometry, layout, totals, correct=corrected or totals is None)
     return builder.finish(f"{name} ({layout.family})")
+
+
+def _instances(builder: Builder, geometry: Geometry, layout: Layout) -> Geometry:
+    """Batch norm of one sample is instance norm, whose small planes come as rows of a ring."""
+    spec = builder.spec
+    if spec.op is not Op.BATCH_NORM or spec.rstd_is == "variance" or layout.family != "planes":
+        return geometry
+    if geometry.outer > 1:
+        return geometry
+    return Geometry(1, layout.channels, 1, geometry.inner, "row")
 
 
 def _zeros(builder: Builder) -> Program:

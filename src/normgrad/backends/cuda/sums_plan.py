@@ -40,9 +40,9 @@ def add_sums(
     if layout.family == "planes" and group and layout.inner <= _SMALL:
         return _add_unit_sums(builder, layout, arguments, units)
     if layout.family == "planes":
-        cols = cut(layout.inner, 1024)
+        cols = cut(layout.span, 1024)
         tile_rows = max(1, 128 * vector * 2 // cols)
-        pieces = ceil_div(layout.inner, cols)
+        pieces = ceil_div(layout.span, cols)
         planes = 1 if group else layout.outer
         rows = planes * pieces
         wanted = 4 * device.multiprocessors  # as many blocks as run at once
@@ -64,8 +64,10 @@ def add_sums(
         }
         # Plain loads where planes start at no multiple of 16 bytes: asynchronous copies of 4 take
         # 61 us instead of 19 for 32x2048x7x7 in float32.
-        stages = 3 if align * itemsize >= 16 else 1
+        window = layout.window
+        stages = 3 if window or align * itemsize >= 16 else 1
         constants = {"ROWS": tile_rows, "COLS": cols, "ALIGN": align, "STAGES": stages, **common}
+        constants["WINDOW"] = window
         builder.launch("sums.plane_sums", (units * splits,), arguments, constants)
         return partials, splits
     # Narrow tiles, all blocks along one front, two of them a multiprocessor that fetch three tiles

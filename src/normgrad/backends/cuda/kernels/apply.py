@@ -12,6 +12,7 @@ from normgrad.backends.cuda.kernels.common import (
     sum_pairs,
     widen,
 )
+from normgrad.backends.cuda.kernels.windows import store_inside, vectors_inside, window
 
 
 @triton.jit
@@ -82,6 +83,7 @@ def plane_apply(
     COLS: tl.constexpr,
     COUNTS: tl.constexpr,
     ALIGN: tl.constexpr,
+    WINDOW: tl.constexpr,  # planes start anywhere in vectors of so many elements; else 0
     COMPUTE: tl.constexpr,
 ):
     """Channels first; strides and ``run`` come divided by ALIGN."""
@@ -94,16 +96,22 @@ def plane_apply(
     ok = row < rows
     plane = row // pieces
     inside = ((row % pieces) * COLS)[:, None] + tl.arange(0, COLS)[None, :]
-    mask = ok[:, None] & (inside < run * ALIGN)
     # Divided as narrow as can be (64-bit divisions are slow), then wide enough for any offset.
     outer = (plane // channels).to(tl.int64)
     channel = (plane % channels).to(tl.int64)
-    at = (outer * dy_outer + channel * dy_channel)[:, None] * ALIGN + inside
-    wide_dy = widen(load_once(dy + at, mask), COMPUTE)
+    at = (outer * dy_outer + channel * dy_channel)[:, None] * ALIGN
+    low, high = 0, run * ALIGN
+    if WINDOW:  # all three lie alike
+        at, low, high = window(at, run * ALIGN, WINDOW)
+        mask = ok[:, None] & vectors_inside(inside, high, WINDOW)
+    else:
+        mask = ok[:, None] & (inside < high)
+    wide_dy = widen(load_once(dy + (at + inside), mask), COMPUTE)
     wide_x = wide_dy
     if CORRECT:
-        at = (outer * x_outer + channel * x_channel)[:, None] * ALIGN + inside
-        wide_x = widen(load_once(x + at, mask), COMPUTE)
+        if not WINDOW:
+            at = (outer * x_outer + channel * x_channel)[:, None] * ALIGN
+        wide_x = widen(load_once(x + (at + inside), mask), COMPUTE)
     statistic = channel
     if GROUP:
         statistic = outer * (channels // group_size) + channel // group_size
@@ -114,8 +122,12 @@ def plane_apply(
     t2 = load_or(second_sum, statistic, ok, 0.0, COMPUTE)[:, None]
     total = total_count(counter, counts, count, COUNTS, COMPUTE)
     result = gradient(wide_dy, wide_x, mu, rs, weight, t1, t2, total, GROUP, CORRECT)
-    at = (outer * dx_outer + channel * dx_channel)[:, None] * ALIGN + inside
-    store_as(dx, at, result, mask)
+    if WINDOW:
+        result = result.to(dx.dtype.element_ty)
+        store_inside(dx + (at + inside), result, mask, inside, low, high, WINDOW)
+    else:
+        at = (outer * dx_outer + channel * dx_channel)[:, None] * ALIGN + inside
+        store_as(dx, at, result, mask)
 
 
 @triton.jit
@@ -249,7 +261,7 @@ def row_apply(
     dbeta,
     rows,
     cols,
-    share,
+    parts,  # programs that share some columns
     dy_row,
     x_row,
     dx_row,
@@ -259,7 +271,7 @@ def row_apply(
     STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """The rest of it: dx, and the parameter gradients of a block of rows, or of all."""
+    """The rest of it: dx, and the parameter gradients of every so many rows, or of all."""
     program = tl.program_id(1)
     column = tl.program_id(0) * COLS + tl.arange(0, COLS)
     length = cols * ALIGN
@@ -267,10 +279,9 @@ def row_apply(
     weight = load_or(gamma, column, ok, 1.0, COMPUTE)[None, :]
     sum_gamma = tl.zeros([ROWS, COLS], COMPUTE)
     sum_beta = tl.zeros([ROWS, COLS], COMPUTE)
-    stop = tl.minimum((program + 1) * share, rows)
-    for first in tl.range(program * share, stop, ROWS, num_stages=STAGES):
+    for first in tl.range(program * ROWS, rows, parts * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
-        row_ok = row < stop
+        row_ok = row < rows
         mask = row_ok[:, None] & ok[None, :]
         far = row.to(tl.int64)[:, None]
         dyt = tl.load(dy + far * dy_row * ALIGN + column[None, :], mask=mask, other=0.0)

@@ -53,7 +53,10 @@ def join_slices(
 ):
     """The end of a layer norm kernel: everybody has arrived, each block joins some columns."""
     LANES: tl.constexpr = min(16, WIDTH // 4)
-    box: tl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    BELOW: tl.constexpr = min(WARPS, max(1, DOWN * LANES // 32))  # warps one below the other
+    box: tl.constexpr = gl.BlockedLayout(
+        [1, 4], [32 // LANES, LANES], [BELOW, WARPS // BELOW], [1, 0]
+    )
     partials, dgamma, dbeta = sums
     programs, cols = sizes
     down = gl.arange(0, DOWN, gl.SliceLayout(1, box))

@@ -3,9 +3,10 @@
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.bulk import is_warp
-from normgrad.backends.cuda.kernels.common import quotient
+from normgrad.backends.cuda.kernels.common import fresh, quotient
 from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 from normgrad.backends.cuda.kernels.plane_runs import ask_runs
+from normgrad.backends.cuda.kernels.windows import store_vectors, vectors_inside, window
 
 
 @jit
@@ -27,8 +28,13 @@ def elements_of(
     WIDE: tl.constexpr,
     EXACT: tl.constexpr = False,
     EVEN: tl.constexpr = False,
+    WINDOW: tl.constexpr = 0,
+    rest=0,
 ):
-    """Offsets of a tile's elements from the slab's first, and the mask."""
+    """Offsets of a tile's elements from the slab's first, and the mask.
+
+    In windows of whole vectors: from the vector that has the slab's first, ``rest`` before it.
+    """
     first, share, rows, pieces, _, piece, run, plane_step, local, cols = part
     index: tl.constexpr = tl.int64 if WIDE else tl.int32
     if PLANE:
@@ -37,6 +43,8 @@ def elements_of(
         row = first + place
         mask = (place < share) & (row < rows) & (cols < ABREAST * PLANE)[None, :]
         at = row.to(index) * (plane_step * ALIGN) + (cols % PLANE)[None, :]
+    elif WINDOW:
+        at, mask, _, _ = window_of(part, chunk, rest, ROWS, ALIGN, WIDE, WINDOW)
     else:
         row, plane, ok = rows_of(part, chunk, ROWS)
         inside = ((row - plane * pieces) * piece * ALIGN)[:, None] + cols[None, :]
@@ -50,6 +58,31 @@ def elements_of(
 
 
 @jit
+def window_of(
+    part,
+    chunk,
+    rest,
+    ROWS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    WIDE: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """A tile of planes that start anywhere: offsets and mask of the vectors that have some of it.
+
+    And where the plane starts and ends, from the first element of each vector.
+    """
+    _, _, _, pieces, _, piece, run, plane_step, _, cols = part
+    index: tl.constexpr = tl.int64 if WIDE else tl.int32
+    row, plane, ok = rows_of(part, chunk, ROWS)
+    start = plane.to(index) * plane_step * ALIGN + fresh(rest)  # made here, else it is spilled
+    at, low, high = window(start[:, None], run * ALIGN, WINDOW)
+    inside = ((row - plane * pieces) * piece * WINDOW)[:, None] + cols[None, :]
+    mask = ok[:, None] & (cols < piece * WINDOW)[None, :] & vectors_inside(inside, high, WINDOW)
+    first = inside // WINDOW * WINDOW
+    return at + inside, mask, low - first, high - first
+
+
+@jit
 def origin_of(slab, steps, ALIGN: tl.constexpr):
     """The first element of a slab."""
     slabs, apart, outer_step, inner_step = steps
@@ -60,6 +93,16 @@ def origin_of(slab, steps, ALIGN: tl.constexpr):
         inner = (slab % apart).to(tl.int64)
         at = outer * outer_step + inner * inner_step
     return at * ALIGN
+
+
+@jit
+def cut_origin(origin, WINDOW: tl.constexpr):
+    """The vector that has a slab's first element, and what it has before that."""
+    rest = 0
+    if WINDOW:
+        rest = (origin % WINDOW).to(tl.int32)
+        origin = origin // WINDOW * WINDOW
+    return origin, rest
 
 
 @jit
@@ -94,12 +137,15 @@ def ask(
     FULL: tl.constexpr,
     HEAD: tl.constexpr,
     TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Ask for a tile."""
     if not BULK:
         x, dy, tiles_x, tiles_dy = data
-        at, mask = elements_of(part, CHUNK, ROWS, PLANE, ALIGN, WIDE)
-        origin = origin_of(slab, steps, ALIGN)
+        origin, rest = cut_origin(origin_of(slab, steps, ALIGN), WINDOW)
+        at, mask = elements_of(
+            part, CHUNK, ROWS, PLANE, ALIGN, WIDE, WINDOW=WINDOW, rest=rest
+        )  # fmt: skip
         mask = mask & (slab < steps[0])
         async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
         async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
@@ -117,6 +163,7 @@ def write_tile(
     result,
     part,
     chunk,
+    rest,
     ROWS: tl.constexpr,
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -124,10 +171,17 @@ def write_tile(
     EXACT: tl.constexpr,
     EVEN: tl.constexpr,
     FULL: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Dx of a tile, which may be known to be full."""
-    at, mask = elements_of(part, chunk, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN)
-    if EVEN and FULL:
-        # True, but the compiler does not know: without a mask it mixes tiles, and spills.
-        mask = (at * 0 + part[1]) > chunk * ROWS
-    gl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)
+    result = result.to(dx.dtype.element_ty)
+    if WINDOW:
+        at, mask, low, high = window_of(part, chunk, rest, ROWS, ALIGN, WIDE, WINDOW)
+        place = (part[9] % WINDOW)[None, :]
+        store_vectors(dx + (at - place), result, low, gl.where(mask, high, 0), WINDOW)
+    else:
+        at, mask = elements_of(part, chunk, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN)
+        if EVEN and FULL:
+            # True, but the compiler does not know: without a mask it mixes tiles, and spills.
+            mask = (at * 0 + part[1]) > chunk * ROWS
+        gl.store(dx + at, result, mask=mask)

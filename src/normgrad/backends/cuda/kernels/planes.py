@@ -43,12 +43,15 @@ from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
 from normgrad.backends.cuda.kernels.joins import join_groups
 from normgrad.backends.cuda.kernels.plane_tiles import (
     ask,
+    cut_origin,
     elements_of,
     origin_of,
     rows_of,
     slot_of,
+    window_of,
     write_tile,
 )
+from normgrad.backends.cuda.kernels.windows import keep_inside
 
 
 @jit
@@ -118,7 +121,7 @@ def plane_slabs(
     share,  # rows of a block
     pieces,  # rows of a plane
     magic,  # to divide by them
-    piece,  # elements of a row, over ALIGN
+    piece,  # elements of a row, over ALIGN or WINDOW
     run,  # elements of a plane, over ALIGN
     team,  # blocks that share a slab
     teams,
@@ -159,6 +162,7 @@ def plane_slabs(
     FULL: tl.constexpr,  # so many tiles are full in every block
     HEAD: tl.constexpr,  # bytes of the barriers
     TILE: tl.constexpr,  # bytes of a tile in the ring
+    WINDOW: tl.constexpr,  # planes start anywhere in vectors of so many elements; else 0
     EARLY: tl.constexpr,  # the words are cleared meanwhile
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, 2: gradient, 3: all of SOLO, 4: the end
 ):
@@ -217,7 +221,7 @@ def plane_slabs(
         slab = first_slab + ahead // CHUNKS * teams
         ask(
             data, ahead, slab, steps, part, ahead % CHUNKS, ROWS, PLANE, ALIGN, WIDE, WARPS,
-            BULK, SPANS, EXACT, FULL, HEAD, TILE,
+            BULK, SPANS, EXACT, FULL, HEAD, TILE, WINDOW,
         )  # fmt: skip
     await_step_before(EARLY)  # it cleared the words
     if AHEAD:
@@ -242,6 +246,7 @@ def plane_slabs(
             )
         factor *= rs
         scale = factor
+        _, before = cut_origin(origin_of(slab, steps, ALIGN), WINDOW)
         if BLOCK_CHANNELS > 1:
             col_chan = cols % PLANE // PIXELS
             centre, scale = _spread(centre, scale, col_chan)
@@ -283,8 +288,11 @@ def plane_slabs(
                 later = slab + (chunk + DEPTH) // CHUNKS * teams
                 ask(
                     data, slot, later, steps, now, (chunk + DEPTH) % CHUNKS, ROWS, PLANE,
-                    ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                    ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE, WINDOW,
                 )  # fmt: skip
+            if WINDOW:  # some are of the planes around
+                _, _, low, high = window_of(now, chunk, before, ROWS, ALIGN, WIDE, WINDOW)
+                tile_x, tile_dy = keep_inside(tile_x, tile_dy, low, high, VECTOR)
             if PHASE != 2:
                 # Masked elements of dy are 0, so their x does not matter.
                 wide = widen(tile_dy)
@@ -301,7 +309,7 @@ def plane_slabs(
                 else:
                     s1 += wide
                     s2 += product
-                    if BULK:
+                    if BULK or WINDOW:
                         s1 = fresh(s1)
                         s2 = fresh(s2)
         mail = words
@@ -351,7 +359,8 @@ def plane_slabs(
             if BLOCK_CHANNELS > 1:
                 tilt, shift = _spread(tilt, shift, col_chan)
         now = (fresh(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
-        target = dx + origin_of(slab, steps, ALIGN)
+        origin, before = cut_origin(origin_of(slab, steps, ALIGN), WINDOW)
+        target = dx + origin
         for rest in gl.static_range(CHUNKS - HELD):  # first those that make room
             slot, _ = slot_of(turn, rest + HELD, CHUNKS, DEPTH)
             if PHASE != 1:
@@ -366,7 +375,7 @@ def plane_slabs(
                 all_read(slab)
                 ask(
                     data, slot, later, steps, now, (rest + HELD + DEPTH) % CHUNKS, ROWS, PLANE,
-                    ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                    ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE, WINDOW,
                 )  # fmt: skip
             if PHASE != 1:
                 by = weights[rest + HELD][:, None] * scale if GROUP else scale
@@ -374,13 +383,13 @@ def plane_slabs(
                 centred = widen(tile_x) - centre
                 result = wide * by + (centred * tilt + shift)
                 write_tile(
-                    target, result, now, rest + HELD, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN,
-                    rest + HELD < FULL,
+                    target, result, now, rest + HELD, before, ROWS, PLANE, ALIGN, WIDE, EXACT,
+                    EVEN, rest + HELD < FULL, WINDOW,
                 )  # fmt: skip
             if not BULK:
                 ask(
                     data, slot, later, steps, now, (rest + HELD + DEPTH) % CHUNKS, ROWS, PLANE,
-                    ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE,
+                    ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE, WINDOW,
                 )  # fmt: skip
         for chunk in gl.static_range(HELD):
             if PHASE != 1:
@@ -389,7 +398,8 @@ def plane_slabs(
                 centred = widen_again(held_x[chunk], zero) - centre
                 result = wide * by + (centred * tilt + shift)
                 write_tile(
-                    target, result, now, chunk, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN, chunk < FULL
+                    target, result, now, chunk, before, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN,
+                    chunk < FULL, WINDOW,
                 )  # fmt: skip
         turn, rounds = slot_of(turn, CHUNKS, 0, DEPTH)
         odd += rounds

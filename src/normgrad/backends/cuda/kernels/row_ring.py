@@ -291,17 +291,19 @@ def whole_rows(
                 gs = gs + (wide,)
             else:
                 product = wide * xhat
-                g = wide * weights[chunk]
-                s1 += g
-                s2 += g * xhat
-                gs = gs + (g,)
+                if dx is not None:
+                    g = wide * weights[chunk]
+                    s1 += g
+                    s2 += g * xhat
+                    gs = gs + (g,)
                 if partials is not None:
                     if HELD < ROWS:  # a thread has all rows of its columns
                         product = gl.sum(product, 0)[None, :]
                         wide = gl.sum(wide, 0)[None, :]
                     next_gamma = next_gamma + (sums_gamma[chunk] + product,)
                     next_beta = next_beta + (sums_beta[chunk] + wide,)
-        t1, t2 = sum_pairs(s1, s2, 1)
+        if ONE or dx is not None:
+            t1, t2 = sum_pairs(s1, s2, 1)
         scale = rs
         if ONE:
             next_gamma = sums_gamma + t2

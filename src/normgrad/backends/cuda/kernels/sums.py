@@ -18,6 +18,7 @@ from normgrad.backends.cuda.kernels.common import (
     widen,
 )
 from normgrad.backends.cuda.kernels.joins import join_parameters, join_rows
+from normgrad.backends.cuda.kernels.windows import is_inside, vectors_inside, window
 
 
 @triton.jit
@@ -43,6 +44,7 @@ def plane_sums(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     ALIGN: tl.constexpr,
+    WINDOW: tl.constexpr,  # planes start anywhere in vectors of so many elements; else 0
     COMPUTE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -63,13 +65,27 @@ def plane_sums(
         row = first + tl.arange(0, ROWS)
         plane = (row // pieces).to(tl.int64)[:, None]
         inside = ((row % pieces) * COLS)[:, None] + cols[None, :]
-        mask = (row < rows)[:, None] & (inside < run * ALIGN)
-        dy_at = (plane * dy_plane + outer * dy_outer + channel * dy_channel) * ALIGN + inside
-        x_at = (plane * x_plane + outer * x_outer + channel * x_channel) * ALIGN + inside
-        wide = widen(tl.load(dy + dy_at, mask=mask, other=0.0), COMPUTE)
-        s1 += wide
+        mask = (row < rows)[:, None]
+        dy_at = (plane * dy_plane + outer * dy_outer + channel * dy_channel) * ALIGN
+        x_at = (plane * x_plane + outer * x_outer + channel * x_channel) * ALIGN
+        mine = mask
+        if WINDOW:  # x and dy lie alike
+            dy_at, low, high = window(dy_at, run * ALIGN, WINDOW)
+            x_at = dy_at
+            mine = is_inside(inside, low, high)
+            mask = mask & vectors_inside(inside, high, WINDOW)
+        else:
+            mask = mask & (inside < run * ALIGN)
+        wide = widen(tl.load(dy + (dy_at + inside), mask=mask, other=0.0), COMPUTE)
+        product = wide
         if x is not None:
-            s2 += wide * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
+            wide_x = widen(tl.load(x + (x_at + inside), mask=mask, other=0.0), COMPUTE)
+            product = wide * (wide_x - mu)
+        if WINDOW:
+            wide = tl.where(mine, wide, 0.0)
+            product = tl.where(mine, product, 0.0)
+        s1 += wide
+        s2 += product
     t1, t2 = sum_pairs(s1, s2, None)
     tl.store(partials + unit * splits + part, t1)
     tl.store(partials + (units + unit).to(tl.int64) * splits + part, t2)
