@@ -1,5 +1,7 @@
 """Few large slabs: some are summed and written before the next, so that they stay in the cache."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -63,3 +65,23 @@ def test_turns_change_no_bit(op, small_cache, monkeypatch):
     for one, other in zip(turns, results(), strict=True):
         assert not np.isnan(one).any()
         assert one.tobytes() == other.tobytes()
+
+
+def test_turns_leave_room_for_copies(small_cache):
+    """Six turns, and a copy of everything that can be copied: eight tensors."""
+    rng = np.random.default_rng(4)
+
+    def gapped(*shape):
+        array = rng.random((*shape[:-1], shape[-1] + 3), "f4")
+        return array[..., : shape[-1]]
+
+    shapes = [(1, 12, 300, 250)] * 2 + [(3, 2), (3, 2), (6, 2)]
+    operands = [gapped(*shape) for shape in shapes]
+    out = gapped(1, 12, 300, 250), gapped(6, 2), gapped(6, 2)
+    call = functools.partial(functional.group_norm_backward, num_groups=6, backend="cpu")
+    call(*operands, out=out)
+    dense = call(*(np.ascontiguousarray(operand) for operand in operands))
+    for one, other in zip(out, dense, strict=True):
+        np.testing.assert_array_equal(one, other.reshape(one.shape))
+    names = [one.split()[0] for one in phases(Op.GROUP_NORM, (1, 12, 75000), 6)]
+    assert names.count("units_in") == sizes.MOST_TURNS
