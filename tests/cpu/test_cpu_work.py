@@ -7,8 +7,10 @@ import pytest
 
 from normgrad import dispatch, functional, plan
 from normgrad.backends.cpu import engine, sizes
+from normgrad.cli.plan import spec_of
 from normgrad.plan import make_plan
 from normgrad.spec import ROLES, Op, Spec, TensorSpec
+from normgrad.verify import Case
 
 
 def _batch_spec(
@@ -199,6 +201,10 @@ def test_a_plan_prints_what_was_decided():
     text = repr(make_plan(_batch_spec(TensorSpec.contiguous((4, 6, 35), "float32")), "cpu"))
     assert "order='channels-first'" in text
     assert "slabs x" in text
+    small = Case(id="small", op=Op.GROUP_NORM, shape=(64, 512, 7, 7), num_groups=32)
+    text = repr(make_plan(spec_of(small, "float32"), "cpu"))
+    assert "order='rows'" in text
+    assert "rows x" in text
 
 
 def test_cpu_arrays_go_to_this_backend():
