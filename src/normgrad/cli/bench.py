@@ -144,7 +144,7 @@ def _backend(name: str | None) -> str | None:
     if name == "none":
         return None
     if name is None:
-        order = ("cuda", "cpu", "reference")
+        order = (*backends.preference("cuda"), *backends.preference("cpu"))
         return next(each for each in order if backends.get(each).unavailable() is None)
     reason = backends.get(name).unavailable()
     if reason is not None:
