@@ -10,16 +10,10 @@ from normgrad.bench.suites import Workload
 from normgrad.dtypes import compute_dtype
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec
-from normgrad.torch_arrays import TorchKind
+from normgrad.torch_arrays import TYPES, TorchKind
 from normgrad.verify.problem import Problem, request
 
 Tensor = torch.Tensor
-TYPES: dict[str, torch.dtype] = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

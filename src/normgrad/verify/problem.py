@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgrad import hostmem
+from normgrad.dtypes import compute_dtype
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec, TensorSpec
 from normgrad.validate import result_shape
@@ -132,7 +133,7 @@ def host_array(values: Values, dtype: str) -> HostArray:
 
 def _result_dtypes(case: Case, dtype: str, operands: dict[str, HostArray]) -> dict[str, str]:
     gamma = operands.get("gamma")
-    wide = "float64" if dtype == "float64" else "float32"
+    wide = compute_dtype((dtype,))
     types = {}
     for role, want in zip(RESULTS[case.op], case.wanted, strict=True):
         if want and role == "dx":
