@@ -11,7 +11,7 @@ from normgrad.dtypes import compute_dtype
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec
 from normgrad.torch_arrays import TYPES, TorchKind
-from normgrad.verify.problem import Problem, request
+from normgrad.verify.problem import Problem, centre_of, request
 
 Tensor = torch.Tensor
 
@@ -90,8 +90,7 @@ def make(workload: Workload, device: str, seed: int = 0) -> DeviceProblem:
     def normal(shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, generator=generator, device=device)
 
-    # As in verify: far from 0, so that a late subtraction loses digits, but within 16 bits.
-    centre = {"float16": 20.0, "bfloat16": 5.0}.get(workload.dtype, 100.0)
+    centre = centre_of(case, workload.dtype)
     x = _lay_out(normal(case.shape).mul_(3.0).add_(centre).to(data), case.layout)
     dy = _lay_out(normal(case.shape).add_(0.25).to(data), case.layout)
     operands = {"dy": dy, "x": x}
@@ -105,7 +104,7 @@ def make(workload: Workload, device: str, seed: int = 0) -> DeviceProblem:
     operands["rstd"] = rstd.to(data).to(TYPES[wide]).reshape(shape)
     parameters: tuple[int, ...] = (case.shape[min(1, len(case.shape) - 1)],)
     if case.op is Op.LAYER_NORM:
-        parameters = case.shape[len(case.shape) - case.normalized :]
+        parameters = case.normalized_shape
     gamma = normal(parameters).mul_(0.5).add_(1.0).to(data)
     operands["gamma"] = gamma.to(TYPES[parameter_dtype(workload, device)])
     if case.op is Op.BATCH_NORM_ELEMT:
