@@ -64,12 +64,13 @@ def run(args: argparse.Namespace) -> int:
     if args.source:
         return _show(args)
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError:
         print("normgrad bench makes its data with torch: pip install 'normgrad[torch]'")
         return 2
     backend = _backend(args.backend)
-    device = "cuda:0" if backend == "cuda" or (backend is None and _has_gpu()) else "cpu"
+    on_gpu = torch.cuda.is_available() if backend is None else backend == "cuda"
+    device = "cuda:0" if on_gpu else "cpu"
     workloads = _workloads(args, backend, device)
     session, record = _start(args, backend, device)
     print(f"{device}: {len(workloads)} rows, copy {record.copy_gbps:.0f} GB/s (read plus written)")
@@ -150,12 +151,6 @@ def _backend(name: str | None) -> str | None:
     if reason is not None:
         raise BackendError("a benchmark", {name: reason})
     return name
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _workloads(args: argparse.Namespace, backend: str | None, device: str) -> list[Workload]:

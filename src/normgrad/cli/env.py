@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 from normgrad import __version__, backends
+from normgrad.cores import cores
 
 _PACKAGES = (
     "numpy",
@@ -61,7 +62,7 @@ def environment() -> dict[str, object]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "cpu": _cpu(),
         "cpu features": " ".join(_features()) or "unknown",
-        "cores": _cores(),
+        "cores": cores(),
         "threads": os.environ.get("NORMGRAD_NUM_THREADS", "as many as cores"),
         "gpu": _gpu(),
         "backends": {name: _state(name) for name in backends.NAMES},
@@ -94,11 +95,6 @@ def _cpu() -> str:
 def _features() -> list[str]:
     present = (_cpuinfo("flags") or _cpuinfo("Features")).split()
     return [feature for feature in _FEATURES if feature in present]
-
-
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _gpu() -> str:

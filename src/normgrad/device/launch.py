@@ -6,8 +6,8 @@ from typing import Final, NamedTuple, Protocol
 
 from normgrad.arrays import View
 from normgrad.device import Memory
-from normgrad.device.host import ALIGNMENT
 from normgrad.dtypes import ITEMSIZE
+from normgrad.hostmem import ALIGNMENT
 from normgrad.overlap import needs_bounce
 from normgrad.plan import Plan, make_plan
 from normgrad.spec import ROLES, TensorSpec, dense_like

@@ -135,8 +135,7 @@ def _scratch(nbytes: int) -> tuple[Any, int]:
     owner, address, room = _kept.held
     if nbytes <= room:
         return owner, address
-    owner = np.empty(nbytes + 64, np.uint8)
-    address = -(-owner.ctypes.data // 64) * 64
+    owner, address = hostmem.aligned_bytes(nbytes)
     if nbytes <= KEPT_BYTES:
         _kept.held = owner, address, nbytes
     return owner, address

@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 from normgrad.backends.cpu import tasks
+from normgrad.cores import cores
 
 # Threads for each core at most.
 _MOST = 4
@@ -87,10 +88,7 @@ def _functions() -> tuple[Any, Any]:
     return _Lead(lead.address), _Attend(attend.address)
 
 
-@functools.cache
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+_cores = functools.cache(cores)
 
 
 def thread_count() -> int:
