@@ -15,7 +15,7 @@ from normgrad import options as read
 from normgrad.arrays import Array, Kind, View, kind_of
 from normgrad.dtypes import compute_dtype
 from normgrad.errors import ArgumentError, ArrayTypeError, DeviceError, DtypeError, OptionError
-from normgrad.overlap import needs_bounce
+from normgrad.overlap import detour, needs_bounce
 from normgrad.plan import Plan, make_plan
 from normgrad.spec import RESULTS, ROLES, Op, Spec, TensorSpec, dense_like
 from normgrad.validate import public_names, result_shape, validate_operands
@@ -190,13 +190,13 @@ def _into_given(
     plan = call.plan
     fresh = {}
     if bounce:
-        # Results that lie over operands are computed into new memory of their own layout first.
-        moved = {role: dense_like(given[role].tensor) for role in bounce}
-        spec = _with_results(plan.spec, moved.items(), call.channel_axis)
-        plan = make_plan(spec, plan.backend.name)
+        # Results that lie over operands are computed into new memory first.
+        plan, moved = detour(plan, bounce)
         for role, tensor in moved.items():
             array = out[role]
-            fresh[role], address = kind_of(array, role).empty(tensor, spec.device, array)
+            axis = call.channel_axis if role == "dx" else None
+            seen = tensor if axis is None else tensor.move_axis(1, axis)  # as the caller sees it
+            fresh[role], address = kind_of(array, role).empty(seen, plan.spec.device, array)
             addresses[ROLES.index(role)] = address
     _launch(plan, kind, addresses)
     for role, array in fresh.items():
