@@ -204,8 +204,9 @@ class Program:
             self._copy_phase(at)
 
     def _copy_phase(self, at: int) -> None:
-        rows, per_task = self.params[at + slots.COPY_ROWS], self.params[at + 6]
-        self.phase("copies", ceil_div(rows, per_task), argument=at)
+        per_task = self.params[at + slots.COPY_ROWS_PER_TASK]
+        count = ceil_div(self.params[at + slots.COPY_ROWS], per_task)
+        self.phase("copies", count, argument=at)
 
     def join_samples(self) -> None:
         """Group norm's parameter gradients."""

@@ -25,11 +25,6 @@ _SHORTEST, _LONGEST = 4, 256
 # Of small calls: asking again in vain costs one of them some 30 us.
 _LONGEST_SMALL = 32
 
-# Words that a job begins with: the four arguments of `drive` (addresses and counters as offsets in
-# bytes from the job), then what `meeting` needs.
-HEAD = 9
-PARTS = 7  # which word says into how many parts tasks are split; 0: they are taken in turns
-
 _Lead = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
 )
