@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.metadata
-import os
 import platform
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def environment() -> dict[str, object]:
         "cpu": _cpu(),
         "cpu features": " ".join(_features()) or "unknown",
         "cores": cores(),
-        "threads": os.environ.get("NORMGRAD_NUM_THREADS", "as many as cores"),
+        "threads": _threads(),
         "gpu": _gpu(),
         "backends": {name: _state(name) for name in backends.NAMES},
     }
@@ -95,6 +94,16 @@ def _cpu() -> str:
 def _features() -> list[str]:
     present = (_cpuinfo("flags") or _cpuinfo("Features")).split()
     return [feature for feature in _FEATURES if feature in present]
+
+
+def _threads() -> object:
+    """How many a call on the CPU may use."""
+    try:
+        from normgrad.backends.cpu import pool
+
+        return pool.thread_count()
+    except Exception as error:  # no Numba, mostly
+        return f"unknown ({error})"
 
 
 def _gpu() -> str:

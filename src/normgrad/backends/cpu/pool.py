@@ -92,10 +92,11 @@ _cores = functools.cache(cores)
 
 
 def thread_count() -> int:
-    """How many threads a call may use: the least of what everybody allows.
+    """How many threads a call may use.
 
-    ``NORMGRAD_NUM_THREADS`` first; without it Numba's own setting; never more than the cores that
-    this process may run on. Helpers wait on POSIX's signals; elsewhere the caller works alone.
+    ``NORMGRAD_NUM_THREADS``, up to four for each core that this process may run on; without it
+    Numba's own setting, up to one for each. Helpers wait on POSIX's signals; elsewhere the caller
+    works alone.
     """
     if not _POSIX:
         return 1

@@ -1,7 +1,7 @@
 """Torch's own OpenMP threads as helpers.
 
 After each of its operators torch's threads poll for the next one, for some milliseconds. A helper
-beside them gets half of a core: calls right after torch took 1.3 to 1.8 times as long. So where
+beside them gets half of a core: calls right after torch took 1.3 to 1.9 times as long. So where
 torch would use as many threads as we may, its threads take part, as they do in torch's operators.
 """
 
