@@ -45,12 +45,12 @@ def differentiate(
             spec,
             geometry,
             {
-                role: _canonical(spec, geometry, role, one, request).to(compute)
+                role: _canonical(geometry, role, one, request).to(compute)
                 for role, one in given.items()
             },
         )
         pairs = [
-            (values[role], _canonical(spec, geometry, role, grad, request).to(compute))
+            (values[role], _canonical(geometry, role, grad, request).to(compute))
             for role, grad in zip(RESULTS[request.op], grads, strict=True)
             if grad is not None
         ]
@@ -82,7 +82,7 @@ def _request(request: Request, given: Mapping[str, Tensor]) -> tuple[Spec, Geome
     return spec, geometry_of(spec)
 
 
-def _canonical(spec: Spec, geometry: Geometry, role: str, one: Tensor, request: Request) -> Tensor:
+def _canonical(geometry: Geometry, role: str, one: Tensor, request: Request) -> Tensor:
     if role == "counter":
         return one
     if request.op is Op.GROUP_NORM and role in _DATA:

@@ -6,7 +6,7 @@ float64. Group norm of small images is the same: the rows are one group of all s
 
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.columns import AHEAD, add_rows, fill
-from normgrad.backends.cpu.formats import F32, F64
+from normgrad.backends.cpu.formats import F64
 from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place
 from normgrad.backends.cpu.vector import (
     fence,
@@ -34,7 +34,6 @@ FACTORS = 32
 # Columns of rows whose lanes are added up four rows at a time: in the cache 1024x64 takes 10 to
 # 17 % less, 512x128 3 to 9, 256x256 2 to 4 in 16 bits; 90x768 and 64x1024 the same.
 _SHORT = 256
-_F32, _F64 = F32.code, F64.code
 
 
 @jit.inner

@@ -53,7 +53,6 @@ def rows(program: "Program") -> None:
     params[slots.SUM_DY] = int(wants)
     params[slots.SUM_XMU] = int(program.spec.dgamma is not None)
     params[slots.ROWS] = rows
-    params[slots.SAMPLES] = 1
     params[slots.WIDTH] = columns
     program.stream(columns)
     blocks = groups * ceil_div(rows, cut_blocks(program, groups, rows, columns, joined=wants))
