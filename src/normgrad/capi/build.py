@@ -148,7 +148,7 @@ def _compile_module(command: list[str], folder: Path, target: Path) -> None:
     try:
         from cffi import FFI
     except ImportError as error:
-        msg = f"cffi is missing ({error}): pip install 'normgrad[capi]'"
+        msg = f"cffi is missing ({error}): pip install cffi"
         raise BuildError(msg) from error
     ffi = FFI()
     ffi.cdef(generate.bridge_cdef())

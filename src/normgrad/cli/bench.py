@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import torch
     except ImportError:
-        print("normgrad bench makes its data with torch: pip install 'normgrad[torch]'")
+        print("normgrad bench makes its data with torch: pip install torch")
         return 2
     backend = _backend(args.backend)
     on_gpu = torch.cuda.is_available() if backend is None else backend == "cuda"

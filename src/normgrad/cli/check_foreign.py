@@ -66,7 +66,7 @@ def _functions(args: argparse.Namespace) -> Iterable[Outcome]:
 def _implementation(target: str, op: str | None, arrays: str) -> foreign.Implementation:
     if target in ("torch", "liger", "flaggems"):
         if find_spec("torch") is None:
-            rule = "needs torch: pip install 'normgrad[torch]'"
+            rule = "needs torch: pip install torch"
             raise OptionError("--impl", rule, target)
         from normgrad.bench.peer_check import PeerImplementation
 
