@@ -21,6 +21,14 @@ def _forget_plans() -> None:
 
 
 @pytest.fixture
+def forget_plans():
+    """For tests that change what plans depend on: call it after each change."""
+    _forget_plans()
+    yield _forget_plans
+    _forget_plans()
+
+
+@pytest.fixture
 def install(monkeypatch):
     """Put a backend of the test's own in the place of one of ours, for this test."""
     own = {}

@@ -125,8 +125,7 @@ class NumpyKind:
 
     def scratch(self, nbytes: int, device: str) -> tuple[object, int]:
         """Bytes at an address that is a multiple of 64, a cache line."""
-        memory = np.empty(nbytes + 64, np.uint8)
-        return memory, -(-memory.__array_interface__["data"][0] // 64) * 64
+        return hostmem.aligned_bytes(nbytes)
 
     def copy(self, target: Array, source: Array) -> None:
         """NumPy's own copy."""

@@ -8,17 +8,17 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from normgrad import backends
 from normgrad import options as read
-from normgrad.arrays import Array, Kind, View, kind_of
-from normgrad.dtypes import compute_dtype
-from normgrad.errors import ArgumentError, ArrayTypeError, DeviceError, DtypeError, OptionError
+from normgrad.arrays import Array, View, kind_of
+from normgrad.errors import ArgumentError, DeviceError
 from normgrad.overlap import needs_bounce
-from normgrad.plan import Plan, make_plan
-from normgrad.spec import RESULTS, ROLES, Op, Spec, TensorSpec, dense_like
-from normgrad.validate import public_names, result_shape, validate_operands
+from normgrad.plan import make_plan
+from normgrad.results import SLOTS, Call, check_types, given_views, into_given, into_new, new_result
+from normgrad.spec import RESULTS, ROLES, Op, Spec, TensorSpec
+from normgrad.validate import public_names, validate_operands
 
 # What the settings of a call mean, in the order in which a public function passes them.
 _SETTINGS: Final = {
@@ -28,8 +28,6 @@ _SETTINGS: Final = {
     Op.LAYER_NORM: ("normalized_shape",),
     Op.GROUP_NORM: ("num_groups", "channel_axis"),
 }
-# Where the address of each result goes.
-_SLOTS: Final = {op: tuple(ROLES.index(role) for role in roles) for op, roles in RESULTS.items()}
 _CACHED_CALLS = 4096
 _ALIKE = 16  # of them that differ in types, strides or the shapes of lesser operands alone
 
@@ -37,14 +35,6 @@ _Absent: Final = type(None)
 
 Tensors = tuple[TensorSpec | None, ...]
 Named = tuple[tuple[str, TensorSpec], ...]
-
-
-class _Call(NamedTuple):
-    """What a call needs besides its arrays: the plan, and each result as the caller sees it."""
-
-    plan: Plan
-    results: Tensors
-    channel_axis: int | None  # group norm's, whose plan has the channels at axis 1
 
 
 def compute(
@@ -91,7 +81,7 @@ def compute(
         if view.device != device:
             raise _elsewhere(arrays, views, device, names)
     wanted = read.mask(mask, len(RESULTS[op]))
-    given = None if out is None else _given(op, out, wanted, device, names)
+    given = None if out is None else given_views(op, out, wanted, device, names)
     call = _prepare(
         op,
         tuple(tensors),
@@ -112,13 +102,13 @@ def compute(
     ):
         from normgrad.torch_calls import Known
 
-        entry = Known(call.plan, call.results, _SLOTS[op], arrays, present, out)
+        entry = Known(call.plan, call.results, SLOTS[op], arrays, present, out)
         _known[seen] = (entry, *_known.get(seen, ())[: _ALIKE - 1])
     if given is None or out is None:
-        return _into_new(call, kind, addresses, like, device)
+        return into_new(call, kind, addresses, like, device)
     roles = [role for role, tensor in zip(ROLES, tensors, strict=False) if tensor is not None]
     bounce = needs_bounce(given, dict(zip(roles, views, strict=True)), names)
-    _into_given(call, kind, addresses, given, bounce, dict(zip(RESULTS[op], out, strict=True)))
+    into_given(call, kind, addresses, given, bounce, dict(zip(RESULTS[op], out, strict=True)))
     return tuple(out)
 
 
@@ -163,58 +153,6 @@ def _is_plain(cls: type) -> bool:
     return torch is not None and cls in (torch.Tensor, torch.nn.Parameter)
 
 
-def _into_new(
-    call: _Call, kind: Kind, addresses: list[int | None], like: Array, device: str
-) -> tuple[Array | None, ...]:
-    made: list[Array | None] = []
-    for slot, tensor in zip(_SLOTS[call.plan.spec.op], call.results, strict=True):
-        if tensor is None:
-            made.append(None)
-        else:
-            array, addresses[slot] = kind.empty(tensor, device, like)
-            made.append(array)
-    _launch(call.plan, kind, addresses)
-    return tuple([None if array is None else kind.finish(array, like) for array in made])
-
-
-def _into_given(
-    call: _Call,
-    kind: Kind,
-    addresses: list[int | None],
-    given: Mapping[str, View],
-    bounce: set[str],
-    out: Mapping[str, Array],
-) -> None:
-    for role, view in given.items():
-        addresses[ROLES.index(role)] = view.address
-    plan = call.plan
-    fresh = {}
-    if bounce:
-        # Results that lie over operands are computed into new memory of their own layout first.
-        moved = {role: dense_like(given[role].tensor) for role in bounce}
-        spec = _with_results(plan.spec, moved.items(), call.channel_axis)
-        plan = make_plan(spec, plan.backend.name)
-        for role, tensor in moved.items():
-            array = out[role]
-            fresh[role], address = kind_of(array, role).empty(tensor, spec.device, array)
-            addresses[ROLES.index(role)] = address
-    _launch(plan, kind, addresses)
-    for role, array in fresh.items():
-        kind_of(out[role], role).copy(out[role], array)
-    for role in given:
-        kind_of(out[role], role).written(out[role])
-
-
-def _launch(plan: Plan, kind: Kind, addresses: list[int | None]) -> None:
-    device = plan.spec.device
-    if plan.workspace_bytes:
-        owner, workspace = kind.scratch(plan.workspace_bytes, device)
-        plan.run(addresses, workspace, kind.stream(device))
-        del owner  # the scratch memory lived until here
-    else:
-        plan.run(addresses, None, kind.stream(device))
-
-
 @functools.lru_cache(maxsize=_CACHED_CALLS)
 def _prepare(
     op: Op,
@@ -226,7 +164,7 @@ def _prepare(
     param_grad_dtype: str | None,
     device: str,
     backend: str | None,
-) -> _Call:
+) -> Call:
     """Everything about a call that depends on shapes, types and options alone."""
     operands = {
         role: tensor for role, tensor in zip(ROLES, tensors, strict=False) if tensor is not None
@@ -245,12 +183,12 @@ def _prepare(
     validate_operands(bare)
     roles = [role for role, want in zip(RESULTS[op], wanted, strict=True) if want]
     if given is None:
-        results = {role: _new_result(bare, operands, role, param_grad_dtype) for role in roles}
+        results = {role: new_result(bare, operands, role, param_grad_dtype) for role in roles}
     else:
         results = dict(given)
-        _check_result_types(bare, results, param_grad_dtype)
+        check_types(bare, results, param_grad_dtype)
     plan = make_plan(_with_results(bare, results.items(), moved), backend)
-    return _Call(plan, tuple(results.get(role) for role in RESULTS[op]), moved)
+    return Call(plan, tuple(results.get(role) for role in RESULTS[op]), moved)
 
 
 def _with_results(
@@ -266,33 +204,6 @@ def _sample_major(role: str, tensor: TensorSpec, channel_axis: int | None) -> Te
     if channel_axis is None or role not in ("dy", "x", "dx") or rank < 2:
         return tensor
     return tensor.move_axis(channel_axis, 1) if 0 <= channel_axis < rank else tensor
-
-
-def _new_result(
-    spec: Spec, operands: Mapping[str, TensorSpec], role: str, param_grad_dtype: str | None
-) -> TensorSpec:
-    if role == "dx":
-        return dense_like(operands["x"])
-    if role in ("sum_dy", "sum_dy_xmu"):
-        dtype = compute_dtype(tuple(tensor.dtype for tensor in operands.values()))
-    else:
-        dtype = param_grad_dtype or (spec.gamma or spec.x).dtype
-    return TensorSpec.contiguous(result_shape(spec, role), dtype)
-
-
-def _check_result_types(spec: Spec, results: Mapping[str, TensorSpec], wished: str | None) -> None:
-    for role, tensor in results.items():
-        if role == "dx":
-            allowed: tuple[str, ...] = (spec.x.dtype,)
-        elif role in ("sum_dy", "sum_dy_xmu"):
-            allowed = ("float32", "float64")
-        elif wished is not None:
-            allowed = (wished,)
-        else:
-            allowed = tuple(dict.fromkeys(((spec.gamma or spec.x).dtype, "float32")))
-        if tensor.dtype not in allowed:
-            rule = f"must be of type {' or '.join(allowed)}"
-            raise DtypeError(role, rule, tensor.dtype, public_names(spec.op, spec.training))
 
 
 def _spare(
@@ -318,31 +229,3 @@ def _elsewhere(
         (role, view) for role, view in zip(present, views, strict=True) if view.device != device
     )
     return DeviceError(role, f"must be on {{x}}'s device, {device}", view.device, names)
-
-
-def _given(
-    op: Op,
-    out: Sequence[Array | None],
-    wanted: tuple[bool, ...],
-    device: str,
-    names: Mapping[str, str],
-) -> dict[str, View]:
-    """The preallocated results that are wanted, by role."""
-    roles = RESULTS[op]
-    if not isinstance(out, (tuple, list)) or len(out) != len(roles):
-        rule = f"must be a tuple of {len(roles)}: {', '.join(names.get(r, r) for r in roles)}"
-        got = f"{len(out)} of them" if isinstance(out, (tuple, list)) else type(out).__name__
-        raise ArrayTypeError("out", rule, got)
-    views = {}
-    for role, array, want in zip(roles, out, wanted, strict=True):
-        # The element stage has one result, and `out` is that very array.
-        name = f"out's {names.get(role, role)}" if len(roles) > 1 else "out"
-        if want != (array is not None):
-            rule = f"must be {'an array' if want else 'None'}, as output_mask says"
-            raise OptionError(name, rule, "None" if array is None else f"a {type(array).__name__}")
-        if array is None:
-            continue
-        view = views[role] = kind_of(array, name).result_view(array, name)
-        if view.device != device:
-            raise DeviceError(name, f"must be on input's device, {device}", view.device)
-    return views

@@ -1,12 +1,15 @@
-"""Which results share memory with what: decided before anything is written."""
+"""Which results share memory with what, and their detour: decided before anything is written."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from normgrad import hostmem
 from normgrad.arrays import View
 from normgrad.errors import OverlapError
+from normgrad.plan import Plan, make_plan
+from normgrad.spec import TensorSpec, dense_like
 
 # How much work NumPy may spend on an exact answer; past it we assume the worst and use a copy.
 _MAX_WORK = 1_000_000
@@ -35,6 +38,17 @@ def needs_bounce(
             if not in_place and _share(result, operand):
                 bounce.add(role)
     return bounce
+
+
+def detour(plan: Plan, bounced: Iterable[str]) -> tuple[Plan, dict[str, TensorSpec]]:
+    """The plan with some results in new memory instead, laid out alike, and how they lie there."""
+    fresh = {}
+    for role in sorted(bounced):
+        tensor = plan.spec.tensor(role)
+        assert tensor is not None
+        fresh[role] = dense_like(tensor)
+    spec = dataclasses.replace(plan.spec, **fresh)  # type: ignore[arg-type]
+    return make_plan(spec, plan.backend.name), fresh
 
 
 def _extent(view: View) -> tuple[int, int]:

@@ -4,10 +4,10 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from normgrad import backends
+from normgrad import backends, options
 from normgrad.backends.base import Compiled
 from normgrad.dtypes import compute_dtype
-from normgrad.errors import BackendError, OptionError
+from normgrad.errors import BackendError
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import Spec
 from normgrad.validate import validate
@@ -57,9 +57,7 @@ def arithmetic(spec: Spec) -> str:
 
 @functools.lru_cache(maxsize=_CACHED_PLANS)
 def _make_plan(spec: Spec, backend: str | None) -> Plan:
-    if backend is not None and backend not in backends.NAMES:
-        known = ", ".join(repr(name) for name in backends.NAMES)
-        raise OptionError("backend", f"must be None or one of {known}", repr(backend))
+    options.choice("backend", backend, backends.NAMES, none=True)
     validate(spec)
     geometry = geometry_of(spec)
     compute = arithmetic(spec)

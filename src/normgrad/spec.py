@@ -76,10 +76,10 @@ RESULTS: Final[dict[Op, tuple[str, ...]]] = {
 class Spec:
     """One request. A result that is None is not wanted; an operand that is None has its default.
 
-    ``mean`` and ``rstd`` are the statistics in use; ``rstd_is`` says how to read the second. The
-    statistics that an operator takes but does not use are in ``unread``: they are validated only.
-    ``extents`` are the sizes (samples, channels, positions) that group norm reads its data as,
-    where they are not those of the shape.
+    ``mean`` and ``rstd`` are the statistics in use; ``rstd_is`` says how to read the second. What
+    an operator takes but does not read (statistics of the other mode, layer norm's bias) is in
+    ``unread``: it is validated only. ``extents`` are the sizes (samples, channels, positions) that
+    group norm reads its data as, where they are not those of the shape.
     """
 
     op: Op

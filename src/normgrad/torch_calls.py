@@ -15,7 +15,7 @@ from normgrad.arrays import View
 from normgrad.overlap import needs_bounce
 from normgrad.plan import Plan
 from normgrad.spec import ROLES, Spec, TensorSpec
-from normgrad.torch_arrays import TYPES, address_of, in_kept
+from normgrad.torch_arrays import TYPES, address_of, device_index, in_kept
 from normgrad.validate import public_names
 from normgrad.written import Given, Result, Roads, Source
 
@@ -233,7 +233,7 @@ def _staying(index: int, nbytes: int) -> int:
 def _launcher(plan: Plan) -> _Launch:
     """Runs a plan on the caller's stream, with scratch memory on the device of ``like``."""
     device, nbytes, run = plan.spec.device, plan.workspace_bytes, plan.run
-    index = None if device == "cpu" else int(device[5:])
+    index = None if device == "cpu" else device_index(device)
     # The CPU backend keeps scratch memory: torch's takes 30 us with cold caches.
     none = nbytes == 0 or plan.backend.name == "cpu"
 

@@ -1,6 +1,7 @@
 """Every rule about a request, in one place.
 
-The order is fixed: types, options, ranks, shapes of the data, of the vectors, of the results.
+The order is fixed: what must be given, types, options, ranks and shapes of the data (``dx`` among
+them), of the vectors, of the other results.
 """
 
 import contextlib

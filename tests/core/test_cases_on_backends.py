@@ -7,15 +7,22 @@ from normgrad import verify
 from normgrad.errors import BackendError
 
 
+def run(problem, backend):
+    """The backends of the host refuse no case; another one may, with a reason."""
+    try:
+        return verify.run_backend(problem, backend)
+    except BackendError as error:
+        if backend in ("reference", "cpu"):
+            raise
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("dtype", verify.DTYPES)
 @pytest.mark.parametrize("case", verify.CASES, ids=lambda case: case.name)
 def test_within_budget_and_operands_unchanged(case, dtype, backend):
     problem = verify.make_problem(case, dtype)
     before = {role: host.array.tobytes() for role, host in problem.operands.items()}
-    try:
-        results = verify.run_backend(problem, backend)
-    except BackendError as error:
-        pytest.skip(str(error))
+    results = run(problem, backend)
     for measured in verify.judge(problem, results):
         assert measured.ok, measured
     assert before == {role: host.array.tobytes() for role, host in problem.operands.items()}
@@ -24,10 +31,7 @@ def test_within_budget_and_operands_unchanged(case, dtype, backend):
 @pytest.mark.parametrize("case", verify.CASES, ids=lambda case: case.name)
 def test_same_input_same_bits(case, backend):
     problem = verify.make_problem(case, "float32")
-    try:
-        first, second = (verify.run_backend(problem, backend) for _ in range(2))
-    except BackendError as error:
-        pytest.skip(str(error))
+    first, second = (run(problem, backend) for _ in range(2))
     for role, values in first.items():
         np.testing.assert_array_equal(values, second[role])
 

@@ -20,11 +20,12 @@ def test_check_passes_and_ends_with_a_table(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "normgrad check"
     assert lines[1].split() == [
-        "backend", "operator", "type", "cases", "worst/budget", "in", "case", "verdict",
+        "who", "operator", "type", "pass", "fail", "not", "offered", "worst/budget", "ulp",
+        "in", "case", "other", "bits", "verdict",
     ]  # fmt: skip
     assert lines[2].split()[:3] == ["reference", "layer_norm", "float32"]
     assert lines[2].split()[-1] == "PASS"
-    assert lines[-1].endswith("passed, 0 failed")
+    assert lines[-1].endswith("passed, 0 failed, 0 not offered")
 
 
 def test_check_runs_every_operator_and_type_by_default(capsys):
@@ -48,6 +49,7 @@ def test_check_writes_every_row(tmp_path, capsys):
     assert len(rows) == len(verify.select("layer_norm"))
     assert {row["op"] for row in rows} == {"layer_norm"}
     assert all(row["verdict"] == "PASS" and row["share"] <= 1 for row in rows)
+    assert {row["who"] for row in rows} == {"reference"}
 
 
 class Wrong(ReferenceBackend):
@@ -109,7 +111,7 @@ def test_a_refusal_is_no_pass(install, capsys):
     out = capsys.readouterr().out
     assert "NONE" in out
     cases = len(verify.select("layer_norm"))
-    assert f"0 passed, 0 failed, {cases} refused" in out
+    assert f"0 passed, 0 failed, {cases} not offered" in out
 
 
 def test_check_says_so_before_working_for_a_file_it_cannot_write(tmp_path, capsys):

@@ -1,12 +1,14 @@
 """Plans: cached, with a backend that was asked and did not refuse."""
 
 import dataclasses
+import inspect
 
 import numpy as np
 import pytest
 
 import normgrad as ng
 from normgrad import backends
+from normgrad.backends.base import Backend, Offers
 from normgrad.geometry import Geometry
 from normgrad.plan import make_plan
 from normgrad.spec import Op, Spec, TensorSpec
@@ -34,6 +36,20 @@ class Fake:
 
     def run(self, plan, addresses, workspace, stream):
         self.runs.append((plan, list(addresses), workspace, stream))
+
+
+def test_backends_have_the_declared_methods():
+    """By their names and those of their parameters; what only some have is looked up by name."""
+    for name in backends.NAMES:
+        kind = type(backends.get(name))
+        for protocol in (Backend, Offers):
+            for method, declared in inspect.getmembers(protocol, inspect.isfunction):
+                if method.startswith("_") or (protocol is Offers and not hasattr(kind, method)):
+                    continue
+                own = inspect.signature(getattr(kind, method)).parameters
+                assert list(own) == list(inspect.signature(declared).parameters), (name, method)
+    assert hasattr(backends.get("cpu"), "compiled")
+    assert hasattr(backends.get("cpu"), "written")
 
 
 def test_equal_requests_share_one_plan():

@@ -7,7 +7,7 @@ import pytest
 from normgrad import verify
 from normgrad.backends.cpu import sizes
 from normgrad.cli.plan import spec_of
-from normgrad.plan import _make_plan, make_plan
+from normgrad.plan import make_plan
 from normgrad.spec import Op
 
 pytest.importorskip("numba")
@@ -138,21 +138,17 @@ def test_a_unit_has_many_short_channels():
     assert phases[2] == "units_out x 12"
 
 
-def test_units_or_whole_slabs_agree(monkeypatch):
+def test_units_or_whole_slabs_agree(monkeypatch, forget_plans):
     """The sums of a channel are the same bits, and so are the parameter gradients."""
     case = verify.Case(id="both", op=Op.GROUP_NORM, shape=(10, 40, 41, 41), num_groups=1)
     problem = verify.make_problem(case, "float32", 0)
     whole = verify.run_backend(problem, "cpu")
     monkeypatch.setattr(sizes, "NEAR_SLAB", 0)
-    _make_plan.cache_clear()
-    import normgrad.dispatch
-
-    normgrad.dispatch._prepare.cache_clear()
+    forget_plans()
     assert make_plan(spec_of(case, "float32"), "cpu").config.phases[0].startswith("units_in")
     split = verify.run_backend(problem, "cpu")
     monkeypatch.undo()
-    _make_plan.cache_clear()
-    normgrad.dispatch._prepare.cache_clear()
+    forget_plans()
     assert make_plan(spec_of(case, "float32"), "cpu").config.phases[0].startswith("slabs")
     for role in ("dgamma", "dbeta"):
         assert whole[role].tobytes() == split[role].tobytes()

@@ -1,24 +1,23 @@
 """Few large slabs: some are summed and written before the next, so that they stay in the cache."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from normgrad import functional, verify
 from normgrad.backends.cpu import sizes
 from normgrad.cli.plan import spec_of
-from normgrad.plan import _make_plan, make_plan
+from normgrad.plan import make_plan
 from normgrad.spec import Op
 
 pytest.importorskip("numba")
 
 
 @pytest.fixture
-def small_cache(monkeypatch):
+def small_cache(monkeypatch, forget_plans):
     """A last cache that is half full with one slab."""
-    _make_plan.cache_clear()
     monkeypatch.setattr(sizes, "LAST_CACHE", 3 << 20)
-    yield
-    _make_plan.cache_clear()
 
 
 def phases(op, shape, groups=1):
@@ -38,7 +37,7 @@ def test_slabs_take_turns(small_cache):
 
 
 @pytest.mark.parametrize("op", ["batch", "group"])
-def test_turns_change_no_bit(op, small_cache, monkeypatch):
+def test_turns_change_no_bit(op, small_cache, monkeypatch, forget_plans):
     rng = np.random.default_rng(3)
     shape = (2, 6, 70001)
     x = (5 + rng.standard_normal(shape)).astype("f4")
@@ -54,12 +53,35 @@ def test_turns_change_no_bit(op, small_cache, monkeypatch):
         call = functional.group_norm_backward
         return call(dy, x, mean, rstd, gamma, num_groups=3, out=out, backend="cpu")
 
-    turns = results()
-    monkeypatch.undo()
-    _make_plan.cache_clear()
-    import normgrad.dispatch
+    def turns_taken():
+        known = Op.BATCH_NORM if op == "batch" else Op.GROUP_NORM
+        return sum(one.startswith("units_in") for one in phases(known, shape, 3))
 
-    normgrad.dispatch._prepare.cache_clear()
+    turns = results()
+    assert turns_taken() == 6
+    monkeypatch.undo()
+    forget_plans()
+    assert turns_taken() == 1
     for one, other in zip(turns, results(), strict=True):
         assert not np.isnan(one).any()
         assert one.tobytes() == other.tobytes()
+
+
+def test_turns_leave_room_for_copies(small_cache):
+    """Six turns, and a copy of everything that can be copied: eight tensors."""
+    rng = np.random.default_rng(4)
+
+    def gapped(*shape):
+        array = rng.random((*shape[:-1], shape[-1] + 3), "f4")
+        return array[..., : shape[-1]]
+
+    shapes = [(1, 12, 300, 250)] * 2 + [(3, 2), (3, 2), (6, 2)]
+    operands = [gapped(*shape) for shape in shapes]
+    out = gapped(1, 12, 300, 250), gapped(6, 2), gapped(6, 2)
+    call = functools.partial(functional.group_norm_backward, num_groups=6, backend="cpu")
+    call(*operands, out=out)
+    dense = call(*(np.ascontiguousarray(operand) for operand in operands))
+    for one, other in zip(out, dense, strict=True):
+        np.testing.assert_array_equal(one, other.reshape(one.shape))
+    names = [one.split()[0] for one in phases(Op.GROUP_NORM, (1, 12, 75000), 6)]
+    assert names.count("units_in") == sizes.MOST_TURNS

@@ -5,10 +5,12 @@ import ctypes
 import numpy as np
 import pytest
 
-from normgrad import dispatch, functional, plan
+from normgrad import functional, hostmem, written
 from normgrad.backends.cpu import engine, sizes
+from normgrad.cli.plan import spec_of
 from normgrad.plan import make_plan
 from normgrad.spec import ROLES, Op, Spec, TensorSpec
+from normgrad.verify import Case
 
 
 def _batch_spec(
@@ -117,7 +119,7 @@ def test_large_results_are_streamed_and_right():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize(("inner", "offset"), [(49, 0), (196, 3), (64, 32), (67, 1)])
-def test_streamed_groups_have_the_same_bits(dtype, inner, offset, monkeypatch):
+def test_streamed_groups_have_the_same_bits(dtype, inner, offset, monkeypatch, forget_plans):
     # Channels that begin within a line, and share it with their neighbours.
     torch = pytest.importorskip("torch")
     kind = getattr(torch, dtype)
@@ -128,8 +130,7 @@ def test_streamed_groups_have_the_same_bits(dtype, inner, offset, monkeypatch):
 
     def results(limit):
         monkeypatch.setattr(sizes, "STREAM_BYTES", limit)
-        plan._make_plan.cache_clear()
-        dispatch._prepare.cache_clear()
+        forget_plans()
         memory = torch.full((x.numel() + 64 + offset,), torch.nan, dtype=kind)
         dx = memory[offset : offset + x.numel()].view(shape)
         out = (dx, torch.empty(40), torch.empty(40))
@@ -141,15 +142,13 @@ def test_streamed_groups_have_the_same_bits(dtype, inner, offset, monkeypatch):
         return out
 
     streamed, plain = results(0), results(1 << 40)
-    plan._make_plan.cache_clear()
-    dispatch._prepare.cache_clear()
     for one, other in zip(streamed, plain, strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("shape", [(9, 5, 7, 24), (8, 20, 20, 40)])
-def test_samples_one_by_one_have_the_same_bits(dtype, shape, monkeypatch):
+def test_samples_one_by_one_have_the_same_bits(dtype, shape, monkeypatch, forget_plans):
     rng = np.random.default_rng(8)
     x, dy = ((rng.standard_normal(shape) + 3).astype(dtype) for _ in range(2))
     mean, rstd = (rng.random((shape[0], 4)) + 0.5 for _ in range(2))
@@ -157,16 +156,13 @@ def test_samples_one_by_one_have_the_same_bits(dtype, shape, monkeypatch):
     results = []
     for least in (8, 10):
         monkeypatch.setattr(sizes, "SOME_SAMPLES", least)
-        plan._make_plan.cache_clear()
-        dispatch._prepare.cache_clear()
+        forget_plans()
         out = np.full(shape, np.nan, dtype), *(np.full(shape[-1], np.nan) for _ in range(2))
         results.append(
             functional.group_norm_backward(
                 dy, x, mean, rstd, gamma, num_groups=4, channel_axis=3, out=out, backend="cpu"
             )
         )
-    plan._make_plan.cache_clear()
-    dispatch._prepare.cache_clear()
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
         assert np.isfinite(one).all()
@@ -199,6 +195,10 @@ def test_a_plan_prints_what_was_decided():
     text = repr(make_plan(_batch_spec(TensorSpec.contiguous((4, 6, 35), "float32")), "cpu"))
     assert "order='channels-first'" in text
     assert "slabs x" in text
+    small = Case(id="small", op=Op.GROUP_NORM, shape=(64, 512, 7, 7), num_groups=32)
+    text = repr(make_plan(spec_of(small, "float32"), "cpu"))
+    assert "order='rows'" in text
+    assert "rows x" in text
 
 
 def test_cpu_arrays_go_to_this_backend():
@@ -206,16 +206,28 @@ def test_cpu_arrays_go_to_this_backend():
     assert make_plan(spec).backend.name == "cpu"
 
 
-def test_large_new_torch_results_on_huge_pages():
+def test_large_new_torch_results_on_huge_pages(monkeypatch, forget_plans):
     torch = pytest.importorskip("torch")
+    ask, asked = hostmem.ask_huge_pages, []
+
+    def note(address, nbytes):
+        asked.append((address, nbytes))
+        ask(address, nbytes)
+
+    monkeypatch.setattr(hostmem, "ask_huge_pages", note)
+    monkeypatch.setattr(written, "ask_huge_pages", note)
     x = torch.randn(2, 16, 200, 201)  # 5 MB, no multiple of a page
     dy = torch.randn_like(x)
     ones = torch.ones(16)
     given = tuple(torch.full_like(tensor, torch.nan) for tensor in (x, ones, ones))
     vectors = (ones, None, None, ones, ones)
-    new = functional.batch_norm_backward(dy, x, *vectors, backend="cpu")
     functional.batch_norm_backward(dy, x, *vectors, out=given, backend="cpu")
-    assert all(torch.equal(one, other) for one, other in zip(new, given, strict=True))
+    assert asked == []
+    for calls in range(1, 4):  # the first, one that was seen before, one that is written out
+        new = functional.batch_norm_backward(dy, x, *vectors, backend="cpu")
+        assert asked[-1] == (new[0].data_ptr(), new[0].nbytes)
+        assert len(asked) == calls
+        assert all(torch.equal(one, other) for one, other in zip(new, given, strict=True))
 
 
 def test_short_planes_are_taken_in_strips():

@@ -22,6 +22,13 @@ OUTPUTS = {
     LAYER_NORM: ("gradInputOut", "gradWeightOut", "gradBiasOut"),
     GROUP_NORM: ("gradInput", "gradGammaOut", "gradBetaOut"),
 }
+# What may not be null, besides the results that a mask asks for.
+REQUIRED = {
+    BATCH_NORM: ("gradOut", "input", "outputMask"),
+    ELEMT: ("gradOut", "input", "mean", "invstd", "sumDy", "sumDyXmu", "counter", "gradInput"),
+    LAYER_NORM: ("gradOut", "input", "normalizedShape", "mean", "rstd", "outputMask"),
+    GROUP_NORM: ("gradOut", "input", "mean", "rstd", "outputMask"),
+}
 PARAMETERS = {
     name: tuple(inspect.signature(getattr(aclnn, f"{name}GetWorkspaceSize")).parameters)
     for name in OPERATORS
@@ -147,3 +154,13 @@ def accepted(name, given):
     status, _, executor = stage_one(name, given)
     assert status == 0, aclnn.aclGetRecentErrMsg()
     assert aclnn.aclDestroyAclOpExecutor(executor) == 0
+
+
+def check(name, /, status, words, data=F32, vectors=None, **changes):
+    """A valid call with some arguments changed is refused."""
+    refused(name, status, words, {**arguments(name, data, vectors), **changes})
+
+
+def fine(name, /, data=F32, vectors=None, **changes):
+    """A valid call with some arguments changed is accepted."""
+    accepted(name, {**arguments(name, data, vectors), **changes})

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from normgrad import hostmem
 from normgrad.aclnn.constants import (
     ACL_FORMAT_ND,
     DTYPE_BYTES,
@@ -66,12 +67,9 @@ class aclTensor:
         self.alive = True
         self.itemsize = DTYPE_BYTES[kind.dtype]
         self.address = data + offset * self.itemsize
-        self.low, self.high = self.address, self.address
-        shape, strides, _ = kind.tensor
-        if kind.tensor.size:
-            spans = [(size - 1) * step for size, step in zip(shape, strides, strict=True)]
-            self.low += sum(span for span in spans if span < 0) * self.itemsize
-            self.high += (sum(span for span in spans if span > 0) + 1) * self.itemsize
+        low, high = hostmem.element_range(kind.tensor)
+        self.low = self.address + low * self.itemsize
+        self.high = self.address + high * self.itemsize
 
     def __repr__(self) -> str:
         shape, strides, dtype = self.kind.tensor

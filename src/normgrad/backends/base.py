@@ -1,12 +1,13 @@
 """What a backend is."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from normgrad.geometry import Geometry
     from normgrad.plan import Plan
     from normgrad.spec import Spec
+    from normgrad.written import Source
 
 
 class Compiled(NamedTuple):
@@ -46,3 +47,21 @@ class Backend(Protocol):
         stream: int,
     ) -> None:
         """Write every wanted result. See ``Plan.run`` for the arguments."""
+
+
+class Offers(Protocol):
+    """What a backend may have besides, for callers who cannot wait. Each is looked up by name."""
+
+    def compiled(self, plan: "Plan") -> Compiled | None:
+        """The plan for callers outside Python."""
+
+    def written(
+        self,
+        plan: "Plan",
+        source: "Callable[[], Source]",
+        scratch: Callable[[int, int], int],
+    ) -> Callable[..., tuple[Any, ...]] | None:
+        """A plan's calls on plain torch tensors as one function of (operands, out), or None yet.
+
+        ``scratch`` finds memory that stays, from the number of a GPU and of bytes.
+        """

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import torch
+
 from normgrad import hostmem
 from normgrad.bench import peers
 from normgrad.bench.problems import DeviceProblem
@@ -19,7 +21,7 @@ class PeerImplementation:
     def __init__(self, name: str) -> None:
         self.name = name
         self.peer = peers.get(name)
-        devices = ("cuda", "cpu") if _has_gpu() else ("cpu",)
+        devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
         reasons = {device: self.peer.unavailable(device) for device in devices}
         usable = [device for device, reason in reasons.items() if reason is None]
         if not usable:
@@ -48,9 +50,3 @@ class PeerImplementation:
 def _values(array: Any) -> Any:
     dtype = str(array.dtype).removeprefix("torch.")
     return hostmem.widen(from_torch(array), dtype)
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

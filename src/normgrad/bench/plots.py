@@ -28,7 +28,7 @@ def unavailable() -> str | None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        return "matplotlib is not installed (pip install 'normgrad[plot]')"
+        return "matplotlib is not installed (pip install matplotlib)"
     return None
 
 

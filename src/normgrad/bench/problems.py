@@ -10,16 +10,10 @@ from normgrad.bench.suites import Workload
 from normgrad.dtypes import compute_dtype
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec
-from normgrad.torch_arrays import TorchKind
-from normgrad.verify.problem import Problem, request
+from normgrad.torch_arrays import TYPES, TorchKind
+from normgrad.verify.problem import Problem, centre_of, request
 
 Tensor = torch.Tensor
-TYPES: dict[str, torch.dtype] = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,8 +90,7 @@ def make(workload: Workload, device: str, seed: int = 0) -> DeviceProblem:
     def normal(shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, generator=generator, device=device)
 
-    # As in verify: far from 0, so that a late subtraction loses digits, but within 16 bits.
-    centre = {"float16": 20.0, "bfloat16": 5.0}.get(workload.dtype, 100.0)
+    centre = centre_of(case, workload.dtype)
     x = _lay_out(normal(case.shape).mul_(3.0).add_(centre).to(data), case.layout)
     dy = _lay_out(normal(case.shape).add_(0.25).to(data), case.layout)
     operands = {"dy": dy, "x": x}
@@ -111,7 +104,7 @@ def make(workload: Workload, device: str, seed: int = 0) -> DeviceProblem:
     operands["rstd"] = rstd.to(data).to(TYPES[wide]).reshape(shape)
     parameters: tuple[int, ...] = (case.shape[min(1, len(case.shape) - 1)],)
     if case.op is Op.LAYER_NORM:
-        parameters = case.shape[len(case.shape) - case.normalized :]
+        parameters = case.normalized_shape
     gamma = normal(parameters).mul_(0.5).add_(1.0).to(data)
     operands["gamma"] = gamma.to(TYPES[parameter_dtype(workload, device)])
     if case.op is Op.BATCH_NORM_ELEMT:

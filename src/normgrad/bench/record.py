@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from normgrad.bench.suites import Workload
+from normgrad.bench.suites import Workload, sizes_text
 from normgrad.errors import OptionError
 
 
@@ -62,8 +62,8 @@ class Row:
             layout=case.layout,
             mask=workload.mask,
             backend=backend,
-            groups=case.num_groups if case.op == "group_norm" else None,
-            normalized=case.normalized if case.op == "layer_norm" else None,
+            groups=workload.groups,
+            normalized=workload.normalized,
             megabytes=workload.data_bytes / 1e6,
         )
 
@@ -75,10 +75,7 @@ class Row:
     @property
     def size(self) -> str:
         """Sizes as in the tables."""
-        text = "x".join(map(str, self.shape))
-        if self.groups is not None:
-            return f"{text} G{self.groups}"
-        return f"{text} last {self.normalized}" if (self.normalized or 1) > 1 else text
+        return sizes_text(self.shape, self.groups, self.normalized)
 
     def speedup(self, peer: str) -> float | None:
         """How many times faster than a peer, both allocating."""

@@ -1,7 +1,7 @@
 """What is measured: named lists of rows, each an operator on one shape, type and layout."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -17,6 +17,14 @@ _CPU_TYPES = ("float32", "bfloat16", "float16")
 _GPU_TYPES = ("bfloat16", "float32")
 
 
+def sizes_text(shape: Sequence[int], groups: int | None, normalized: int | None) -> str:
+    """Sizes as in the tables."""
+    text = "x".join(map(str, shape))
+    if groups is not None:
+        return f"{text} G{groups}"
+    return f"{text} last {normalized}" if (normalized or 1) > 1 else text
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One row of a benchmark: a case and the type of its data."""
@@ -25,14 +33,19 @@ class Workload:
     dtype: str
 
     @property
+    def groups(self) -> int | None:
+        """Of group norm."""
+        return self.case.num_groups if self.case.op is Op.GROUP_NORM else None
+
+    @property
+    def normalized(self) -> int | None:
+        """How many last axes, of layer norm."""
+        return self.case.normalized if self.case.op is Op.LAYER_NORM else None
+
+    @property
     def shape(self) -> str:
         """Sizes as text, with what the operator needs besides."""
-        text = "x".join(map(str, self.case.shape))
-        if self.case.op is Op.GROUP_NORM:
-            return f"{text} G{self.case.num_groups}"
-        if self.case.op is Op.LAYER_NORM and self.case.normalized > 1:
-            return f"{text} last {self.case.normalized}"
-        return text
+        return sizes_text(self.case.shape, self.groups, self.normalized)
 
     @property
     def mask(self) -> str:

@@ -24,7 +24,6 @@ LINKS: Final = {
     "lib64": ("libascendcl.so", "libnnopbase.so", "libopapi_nn.so", "libopapi.so"),
     "lib": ("libinfiniop.so", "libinfinirt.so"),
 }
-_MODULE: Final = "_normgrad_capi"
 _FLAGS: Final = (
     *("-std=c11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread"),
     *("-Wall", "-Wextra", "-Werror=implicit-function-declaration"),
@@ -149,16 +148,16 @@ def _compile_module(command: list[str], folder: Path, target: Path) -> None:
     try:
         from cffi import FFI
     except ImportError as error:
-        msg = f"cffi is missing ({error}): pip install 'normgrad[capi]'"
+        msg = f"cffi is missing ({error}): pip install cffi"
         raise BuildError(msg) from error
     ffi = FFI()
     ffi.cdef(generate.bridge_cdef())
-    ffi.set_source(_MODULE, generate.bridge_source())
-    source = folder / f"{_MODULE}.c"
+    ffi.set_source(signatures.MODULE, generate.bridge_source())
+    source = folder / f"{signatures.MODULE}.c"
     with contextlib.redirect_stdout(io.StringIO()):
         ffi.emit_c_code(str(source))
     include = sysconfig.get_paths()["include"]
-    path = target / f"{_MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    path = target / f"{signatures.MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
     quiet = ["-Wno-unused-parameter", "-Wno-missing-field-initializers", "-Wno-unused-function"]
     made = [f"-I{include}", f"-I{folder}", str(source), "-shared", "-o", f"{path}.new"]
     _run([*command, *quiet, *made])

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 FOLDER: Final = Path(__file__).parent
 INCLUDE: Final = FOLDER / "include"
 SOURCES: Final = FOLDER / "csrc"
+MODULE: Final = "_normgrad_capi"  # the extension through which library and interpreter meet
 
 _DECLARATION = re.compile(r"^((?:const )?\w+\*?) (\w+)\(([^;{}]*)\);", re.MULTILINE)
 _PARAMETER = re.compile(r"(.*?)\s*(\w+)$")

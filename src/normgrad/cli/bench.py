@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normgrad import backends
-from normgrad.bench import suites
+from normgrad.bench import suites, text
 from normgrad.bench.suites import Workload
 from normgrad.cli import terminal
 from normgrad.cli.env import environment
@@ -64,12 +64,13 @@ def run(args: argparse.Namespace) -> int:
     if args.source:
         return _show(args)
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError:
-        print("normgrad bench makes its data with torch: pip install 'normgrad[torch]'")
+        print("normgrad bench makes its data with torch: pip install torch")
         return 2
     backend = _backend(args.backend)
-    device = "cuda:0" if backend == "cuda" or (backend is None and _has_gpu()) else "cpu"
+    on_gpu = torch.cuda.is_available() if backend is None else backend == "cuda"
+    device = "cuda:0" if on_gpu else "cpu"
     workloads = _workloads(args, backend, device)
     session, record = _start(args, backend, device)
     print(f"{device}: {len(workloads)} rows, copy {record.copy_gbps:.0f} GB/s (read plus written)")
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"peer {name} is not measured: {reason}")
     started = time.monotonic()
     names = [peer.name for peer in session.peers]
-    lines = terminal.Lines(_header(backend is not None, names))
+    lines = terminal.Lines(text.header(backend is not None, names))
     fault = None
     for workload in terminal.progress(workloads, "measuring"):
         if args.budget_seconds and time.monotonic() - started > args.budget_seconds:
@@ -93,13 +94,14 @@ def run(args: argparse.Namespace) -> int:
             fault = f"stopped by hand at {workload.name}"
             break
         record.rows.append(row)
-        lines.add(_cells(row, backend is not None, names))
+        lines.add(text.cells(row, backend is not None, names))
         if args.json:
             record.write_json(args.json)
     if not (fault and fault.startswith("stopped")):
         _copy_again(session, record)
     lines.close()
-    _print_notes(record)
+    for note in text.notes(record):
+        print(note)
     if fault:
         print(fault)
     _write(args, record)
@@ -131,11 +133,12 @@ def _show(args: argparse.Namespace) -> int:
 
     record = read_json(args.source)
     ours = any(row.backend != "none" for row in record.rows)
-    lines = terminal.Lines(_header(ours, record.peer_names))
+    lines = terminal.Lines(text.header(ours, record.peer_names))
     for row in record.rows:
-        lines.add(_cells(row, ours, record.peer_names))
+        lines.add(text.cells(row, ours, record.peer_names))
     lines.close()
-    _print_notes(record)
+    for note in text.notes(record):
+        print(note)
     _write(args, record)
     return 1 if _bad(record) else 0
 
@@ -144,18 +147,12 @@ def _backend(name: str | None) -> str | None:
     if name == "none":
         return None
     if name is None:
-        order = ("cuda", "cpu", "reference")
+        order = (*backends.preference("cuda"), *backends.preference("cpu"))
         return next(each for each in order if backends.get(each).unavailable() is None)
     reason = backends.get(name).unavailable()
     if reason is not None:
         raise BackendError("a benchmark", {name: reason})
     return name
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _workloads(args: argparse.Namespace, backend: str | None, device: str) -> list[Workload]:
@@ -233,73 +230,6 @@ def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple
     }
     record = Record(environment(), session.copy_gbps, [], settings, absent)
     return session, record
-
-
-def _header(ours: bool, peers: list[str]) -> list[tuple[str, int]]:
-    """Column names and widths, fixed so that rows can be printed one by one."""
-    columns = [("operator", 17), ("shape", 20), ("type", 8), ("layout", 13)]
-    columns += [("MB", 6), ("floor ms", 8)]
-    if ours:
-        columns += [("out= ms", 8), ("spread", 6), ("floor", 6), ("alloc ms", 8)]
-        columns += [("host us", 7)]
-    for peer in peers:
-        columns += [(f"{peer} ms", 11)]
-        if ours:
-            columns += [("times", 6)]
-    return columns
-
-
-def _cells(row: "Row", ours: bool, peers: list[str]) -> list[str]:
-    kind = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}[row.dtype]
-    shape = row.size + (f" m{row.mask}" if "0" in row.mask else "")
-    cells = [row.op, shape, kind, row.layout, f"{row.megabytes:.1f}", f"{row.floor_ms:.4f}"]
-    if ours:
-        if row.median_ms is None:
-            cells += ["WRONG" if (row.error or "").startswith("wrong") else "refused"]
-            cells += ["", "", "", ""]
-        else:
-            cells += [f"{row.median_ms:.4f}", f"{row.spread:.0%}", f"{row.floor_share:.1%}"]
-            cells += [f"{row.alloc_ms:.4f}", "" if row.host_us is None else f"{row.host_us:.1f}"]
-    for peer in peers:
-        if peer in row.peers:
-            cells.append(f"{row.peers[peer]:.4f}")
-        elif peer in row.wrong_peers:
-            cells.append(f"{row.wrong_peers[peer]:.4f}!")
-        else:
-            reason = row.peer_errors.get(peer, "")
-            known = {"wrong": "WRONG", "not offered": "-", "skipped": "skipped"}
-            cells.append(known.get(reason.partition(":")[0], "failed" if reason else "-"))
-        if ours:
-            times = row.speedup(peer)
-            cells.append("" if times is None else f"{times:.2f}x")
-    return cells
-
-
-def _print_notes(record: "Record") -> None:
-    """What the table has no room for."""
-    for row in record.rows:
-        if row.error:
-            print(f"{row.backend}: {row.key}: {row.error}")
-        if row.same_bits is False:
-            print(f"{row.backend}: {row.key}: WRONG: other bits after the timed runs")
-        for name, reason in row.peer_errors.items():
-            if not reason.startswith(("not offered", "skipped")):
-                print(f"{name}: {row.key}: {reason}")
-    for name in record.peer_names:
-        both, given = record.geomeans(name), record.geomeans(name, given=True)
-        for dtype, times in both.items():
-            print(
-                f"geometric mean over {name}, {dtype}: {times:.2f}x both allocating, "
-                f"{given[dtype]:.2f}x with out= given"
-            )
-    for name in dict.fromkeys(name for row in record.rows for name in row.wrong_peers):
-        both = record.geomeans(name, wrong_too=True)
-        given = record.geomeans(name, given=True, wrong_too=True)
-        for dtype, times in both.items():
-            print(
-                f"the same with the rows where {name} is wrong, {dtype}: {times:.2f}x and "
-                f"{given[dtype]:.2f}x"
-            )
 
 
 def _write(args: argparse.Namespace, record: "Record") -> None:

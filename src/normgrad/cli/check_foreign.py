@@ -1,15 +1,12 @@
 """``normgrad check --impl`` and ``--lib``: others under the same judge, with the same cases."""
 
 import argparse
-import json
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 from normgrad import verify
-from normgrad.cli import terminal
-from normgrad.cli.env import environment
+from normgrad.cli import check_report, terminal
 from normgrad.errors import OptionError
 from normgrad.verify import foreign, isolate
 from normgrad.verify.foreign import Outcome
@@ -45,9 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.repeats < 1:
         raise OptionError("--repeats", "must be at least 1", args.repeats)
     outcomes = list(_library(args) if args.lib else _functions(args))
-    show(outcomes)
-    write(args, outcomes)
-    return exit_code(outcomes)
+    return check_report.finish(args, outcomes)
 
 
 def _functions(args: argparse.Namespace) -> Iterable[Outcome]:
@@ -71,7 +66,7 @@ def _functions(args: argparse.Namespace) -> Iterable[Outcome]:
 def _implementation(target: str, op: str | None, arrays: str) -> foreign.Implementation:
     if target in ("torch", "liger", "flaggems"):
         if find_spec("torch") is None:
-            rule = "needs torch: pip install 'normgrad[torch]'"
+            rule = "needs torch: pip install torch"
             raise OptionError("--impl", rule, target)
         from normgrad.bench.peer_check import PeerImplementation
 
@@ -99,60 +94,3 @@ def _library(args: argparse.Namespace) -> Iterable[Outcome]:
     yield from terminal.progress(
         isolate.run(clib.worker, recipe, blanks), "checking", total=len(blanks)
     )
-
-
-def show(outcomes: list[Outcome]) -> None:
-    """A table by operator and type, one by kind of case, and every failure in full."""
-    groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
-    kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for one in outcomes:
-        groups[one.who, one.op, one.dtype].append(one)
-        kinds[one.op, one.kind][one.verdict] += 1
-    lines = []
-    for (who, op, dtype), members in groups.items():
-        worst = max(members, key=lambda one: one.share)
-        ulps = max(one.ulps for one in members)
-        count = Counter(one.verdict for one in members)
-        several = sum(one.deterministic is False for one in members)
-        verdict = next(word for word in ("FAIL", "PASS", "NONE") if count[word])
-        shown = f"{worst.share:.3g}", f"{ulps:.3g}", worst.case, str(several)
-        counts = (str(count["PASS"]), str(count["FAIL"]), str(count["NONE"]))
-        lines.append((who, op, dtype, *counts, *shown, verdict))
-    counts_header = ("who", "operator", "type", "pass", "fail", "not offered")
-    header = (*counts_header, "worst/budget", "ulp", "in case", "other bits", "verdict")
-    terminal.table("normgrad check", header, lines)
-    print()
-    rows = [
-        (op, kind, str(count["PASS"]), str(count["FAIL"]), str(count["NONE"]))
-        for (op, kind), count in kinds.items()
-    ]
-    terminal.table("by kind of case", ("operator", "kind", "pass", "fail", "not offered"), rows)
-    for one in outcomes:
-        if one.verdict == "FAIL":
-            where = f"{one.who} {one.op}/{one.case} {one.dtype}"
-            print(f"FAIL {where}: {one.share:.3g} of the budget, {one.ulps:.3g} ulp; {one.detail}")
-    count = Counter(one.verdict for one in outcomes)
-    print(f"{count['PASS']} passed, {count['FAIL']} failed, {count['NONE']} not offered")
-
-
-def write(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
-    """JSON and HTML, where asked for."""
-    if args.json:
-        report = {"environment": environment(), "rows": [one.as_json() for one in outcomes]}
-        args.json.write_text(json.dumps(report, indent=1, allow_nan=False), encoding="utf-8")
-    if args.html:
-        write_page(args.html, outcomes)
-
-
-def write_page(path: Path, outcomes: list[Outcome]) -> None:
-    """One self-contained page."""
-    from normgrad.verify import page
-
-    path.write_text(page.render(outcomes, environment()), encoding="utf-8")
-    print(f"wrote {path}")
-
-
-def exit_code(outcomes: list[Outcome]) -> int:
-    """0 if something passed and nothing failed."""
-    count = Counter(one.verdict for one in outcomes)
-    return 0 if count["PASS"] and not count["FAIL"] else 1

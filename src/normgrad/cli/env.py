@@ -2,11 +2,11 @@
 
 import argparse
 import importlib.metadata
-import os
 import platform
 from pathlib import Path
 
 from normgrad import __version__, backends
+from normgrad.cores import cores
 
 _PACKAGES = (
     "numpy",
@@ -61,8 +61,8 @@ def environment() -> dict[str, object]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "cpu": _cpu(),
         "cpu features": " ".join(_features()) or "unknown",
-        "cores": _cores(),
-        "threads": os.environ.get("NORMGRAD_NUM_THREADS", "as many as cores"),
+        "cores": cores(),
+        "threads": _threads(),
         "gpu": _gpu(),
         "backends": {name: _state(name) for name in backends.NAMES},
     }
@@ -96,9 +96,14 @@ def _features() -> list[str]:
     return [feature for feature in _FEATURES if feature in present]
 
 
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+def _threads() -> object:
+    """How many a call on the CPU may use."""
+    try:
+        from normgrad.backends.cpu import pool
+
+        return pool.thread_count()
+    except Exception as error:  # no Numba, mostly
+        return f"unknown ({error})"
 
 
 def _gpu() -> str:

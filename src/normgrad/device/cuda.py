@@ -9,6 +9,7 @@ import torch
 from normgrad import hostmem
 from normgrad.dtypes import ITEMSIZE
 from normgrad.spec import TensorSpec
+from normgrad.torch_arrays import device_index
 
 _HOST_SOURCE = (0, 1)  # kinds whose source is host memory
 _HOST_TARGET = (0, 2)
@@ -18,7 +19,7 @@ class CudaMemory:
     """The memory of one GPU."""
 
     def __init__(self, device: str) -> None:
-        index = int(device.partition(":")[2] or 0)
+        index = device_index(device)
         if index >= torch.cuda.device_count():
             msg = f"there is no device {device}: torch sees {torch.cuda.device_count()} GPUs"
             raise RuntimeError(msg)

@@ -2,12 +2,8 @@
 
 import ctypes
 
-import numpy as np
-
 from normgrad import hostmem
 from normgrad.spec import TensorSpec
-
-ALIGNMENT = 64  # a cache line
 
 
 class HostMemory:
@@ -18,11 +14,9 @@ class HostMemory:
     def allocate(self, nbytes: int) -> tuple[object, int]:
         """Bytes of NumPy's, from the first cache line on."""
         try:
-            memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+            return hostmem.aligned_bytes(nbytes)
         except (ValueError, OverflowError) as error:  # more bytes than an address can count
             raise MemoryError(str(error)) from error
-        address = memory.__array_interface__["data"][0]
-        return memory, -(-address // ALIGNMENT) * ALIGNMENT
 
     def copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
         """Copy at once; the ranges may overlap."""

@@ -1,16 +1,15 @@
 """A plan with its addresses: which results may be written in place, and which need a detour."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from normgrad.arrays import View
 from normgrad.device import Memory
-from normgrad.device.host import ALIGNMENT
 from normgrad.dtypes import ITEMSIZE
-from normgrad.overlap import needs_bounce
-from normgrad.plan import Plan, make_plan
-from normgrad.spec import ROLES, TensorSpec, dense_like
+from normgrad.hostmem import ALIGNMENT
+from normgrad.overlap import detour, needs_bounce
+from normgrad.plan import Plan
+from normgrad.spec import ROLES, TensorSpec
 
 SLOT: Final = {role: index for index, role in enumerate(ROLES)}
 
@@ -141,13 +140,7 @@ def _detoured(plan: Plan, addresses: tuple[int | None, ...], names: Mapping[str,
     bounced = needs_bounce(views(spec.wanted), views(spec.operands), names)
     if not bounced:  # the ranges meet, the elements do not
         return Launch(plan, addresses, _padded(plan.workspace_bytes), ())
-    scratch = {}
-    for role in sorted(bounced):
-        tensor = spec.tensor(role)
-        assert tensor is not None
-        scratch[role] = dense_like(tensor)
-    moved = dataclasses.replace(spec, **scratch)  # type: ignore[arg-type]
-    plan = make_plan(moved, plan.backend.name)
+    plan, scratch = detour(plan, bounced)
     offset = -(-plan.workspace_bytes // ALIGNMENT) * ALIGNMENT
     moves = []
     for role, tensor in scratch.items():

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from normgrad import functional
 from normgrad.spec import Op
 from normgrad.torch import batching
 from normgrad.torch.derivative import Request, differentiate
-from normgrad.torch.library import Tensor, define, differentiable, empty_dense
+from normgrad.torch.library import Tensor, define, differentiable, empty_dense, statistics_dtype
 
 Three = tuple[Tensor | None, Tensor | None, Tensor | None]
 Four = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -148,8 +146,7 @@ def _fake_reduce(
 ) -> Four:
     shape = (input.shape[channel_axis],)
     operands = (grad_out, input, mean, invstd, *(() if weight is None else (weight,)))
-    double = any(tensor.dtype == torch.float64 for tensor in operands)
-    dtype = torch.float64 if double else torch.float32
+    dtype = statistics_dtype(*(tensor.dtype for tensor in operands))
     sums = [input.new_empty(shape, dtype=dtype) if want else None for want in output_mask[:2]]
     _, dgamma, dbeta = _fake_three(input, weight, shape, (False, *output_mask[2:]))
     return sums[0], sums[1], dgamma, dbeta

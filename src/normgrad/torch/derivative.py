@@ -11,8 +11,10 @@ import torch
 
 from normgrad.backends.reference.backend import evaluate
 from normgrad.geometry import Geometry, geometry_of
+from normgrad.plan import arithmetic
 from normgrad.spec import RESULTS, Op, Spec
 from normgrad.torch.library import Tensor, described
+from normgrad.torch_arrays import TYPES
 
 _DATA = ("dy", "x", "dx")
 
@@ -38,17 +40,17 @@ def differentiate(
         # Views of the operands: the differentiation ends at them, its own graph does not.
         given = {role: one.view_as(one) for role, one in operands.items() if one is not None}
         spec, geometry = _request(request, given)
-        compute = torch.promote_types(_widest(given), torch.float32)
+        compute = TYPES[arithmetic(spec)]
         values = evaluate(
             spec,
             geometry,
             {
-                role: _canonical(spec, geometry, role, one, request).to(compute)
+                role: _canonical(geometry, role, one, request).to(compute)
                 for role, one in given.items()
             },
         )
         pairs = [
-            (values[role], _canonical(spec, geometry, role, grad, request).to(compute))
+            (values[role], _canonical(geometry, role, grad, request).to(compute))
             for role, grad in zip(RESULTS[request.op], grads, strict=True)
             if grad is not None
         ]
@@ -63,11 +65,6 @@ def differentiate(
             allow_unused=True,
         )
     return dict(zip(targets, found, strict=True))
-
-
-def _widest(tensors: Mapping[str, Tensor]) -> torch.dtype:
-    double = any(one.dtype == torch.float64 for role, one in tensors.items() if role != "counter")
-    return torch.float64 if double else torch.float32
 
 
 def _request(request: Request, given: Mapping[str, Tensor]) -> tuple[Spec, Geometry]:
@@ -85,7 +82,7 @@ def _request(request: Request, given: Mapping[str, Tensor]) -> tuple[Spec, Geome
     return spec, geometry_of(spec)
 
 
-def _canonical(spec: Spec, geometry: Geometry, role: str, one: Tensor, request: Request) -> Tensor:
+def _canonical(geometry: Geometry, role: str, one: Tensor, request: Request) -> Tensor:
     if role == "counter":
         return one
     if request.op is Op.GROUP_NORM and role in _DATA:

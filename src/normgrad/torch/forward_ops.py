@@ -153,15 +153,8 @@ def _through_statistics(
     return torch.as_tensor(through).to(x.dtype).expand_as(x)
 
 
-def _layer(
-    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Normalized:
-    y, mean, rstd = normalize_rows(x, shape, weight, bias, eps)
-    return y, mean, rstd
-
-
 define("batch_norm", _BATCH, normalize_batch, _fake_batch)
-define("layer_norm", _LAYER, _layer, _fake_layer)
+define("layer_norm", _LAYER, normalize_rows, _fake_layer)
 define("group_norm", _GROUP, normalize_groups, _fake_group)
 differentiable("batch_norm", _setup_batch, _backward_batch, batching.batch_norm)
 differentiable("layer_norm", _setup_layer, _backward_layer, batching.layer_norm)

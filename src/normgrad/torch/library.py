@@ -106,9 +106,9 @@ def on_own_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What statistics of data of this type are kept in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def statistics_dtype(*dtypes: torch.dtype) -> torch.dtype:
+    """What sums and statistics of data of these types are kept in: `dtypes.compute_dtype`."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def wide(tensor: Tensor | None) -> Tensor | None:

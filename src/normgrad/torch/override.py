@@ -8,8 +8,8 @@ from typing import Any, Final, Self
 
 import torch
 
-from normgrad import backends
-from normgrad.errors import NormgradError, OptionError
+from normgrad import backends, options
+from normgrad.errors import NormgradError
 from normgrad.torch import adapters, cpu_sync
 from normgrad.torch.counting import count
 from normgrad.torch.library import open_library
@@ -45,9 +45,7 @@ class enable:  # noqa: N801  (used as a function, and in a with statement)
     """
 
     def __init__(self, *, backend: str | None = None) -> None:
-        if backend is not None and backend not in backends.NAMES:
-            known = ", ".join(repr(name) for name in backends.NAMES)
-            raise OptionError("backend", f"must be None or one of {known}", repr(backend))
+        options.choice("backend", backend, backends.NAMES, none=True)
         with _State.lock:
             self._before = (_State.library is not None, _State.backend)
             _switch(True, backend)

@@ -14,8 +14,9 @@ import numpy as np
 
 from normgrad.backends.reference import formula
 from normgrad.backends.reference.backend import evaluate
-from normgrad.dtypes import FLOATS, compute_dtype
+from normgrad.dtypes import FLOATS
 from normgrad.geometry import Geometry
+from normgrad.plan import arithmetic
 from normgrad.spec import Op, Spec
 from normgrad.verify.problem import Problem
 
@@ -62,12 +63,7 @@ def expected(problem: Problem) -> Expected:
 def expected_of(spec: Spec, geometry: Geometry, operands: dict[str, Array]) -> Expected:
     """The same for operands already widened to float64, of NumPy or of torch."""
     values = evaluate(spec, geometry, operands)
-    types = [
-        tensor.dtype
-        for role in (*spec.operands, *spec.wanted)
-        if role != "counter" and (tensor := spec.tensor(role)) is not None
-    ]
-    compute = compute_dtype(tuple(types))
+    compute = arithmetic(spec)
     # The truth itself is computed in float64: for float64 kernels both sides err.
     unit = FLOATS[compute].unit_roundoff * (2 if compute == "float64" else 1)
     errors = _errors(spec, geometry, operands)

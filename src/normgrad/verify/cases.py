@@ -39,6 +39,11 @@ class Case:
         return f"{self.op}/{self.id}"
 
     @property
+    def normalized_shape(self) -> tuple[int, ...]:
+        """Layer norm's last axes."""
+        return self.shape[len(self.shape) - self.normalized :]
+
+    @property
     def wanted(self) -> tuple[bool, ...]:
         """The mask, all results by default."""
         return self.mask or (True,) * len(RESULTS[self.op])

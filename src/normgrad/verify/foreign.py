@@ -119,8 +119,7 @@ def examine(
         worst = max(measured, key=lambda one: one.share, default=None)
         if worst is not None and (turn == 0 or worst.share > share):
             share, ulps = worst.share, max(one.ulps for one in measured)
-            at = f"{worst.role}{list(worst.index)}"
-            detail = f"{at} is {worst.got:.9g}, should be {worst.want:.9g}"
+            detail = str(worst)
         first = first or results
         same = same and all(
             results[role].tobytes() == first[role].tobytes() for role in problem.wanted

@@ -27,6 +27,11 @@ class Measurement:
         """Within the budget everywhere."""
         return self.share <= 1.0
 
+    def __str__(self) -> str:
+        """Which element, and what it should be."""
+        where = f"{self.role}{list(self.index)}"
+        return f"{where} is {self.got:.9g}, should be {self.want:.9g}"
+
 
 def measure(role: str, got: Any, want: Any, budget: Any, dtype: str) -> Measurement:
     """Compare float64 values of one result with the truth, element by element.

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgrad import hostmem
+from normgrad.dtypes import compute_dtype
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec, TensorSpec
 from normgrad.validate import result_shape
 from normgrad.verify.cases import EPS, Case
 
-__all__ = ["EPS", "HostArray", "Problem", "host_array", "make_problem", "request"]
+__all__ = ["EPS", "HostArray", "Problem", "centre_of", "host_array", "make_problem", "request"]
 
 Values = NDArray[np.float64]
 
@@ -81,9 +82,7 @@ def request(case: Case, tensors: dict[str, TensorSpec], result_dtypes: dict[str,
         eps=case.eps,
         channel_axis=axis,
         num_groups=case.num_groups,
-        normalized_shape=case.shape[len(case.shape) - case.normalized :]
-        if case.op is Op.LAYER_NORM
-        else (),
+        normalized_shape=case.normalized_shape if case.op is Op.LAYER_NORM else (),
         **tensors,  # type: ignore[arg-type]
     )
     results = {
@@ -96,10 +95,7 @@ def request(case: Case, tensors: dict[str, TensorSpec], result_dtypes: dict[str,
 def make_problem(case: Case, dtype: str, seed: int = 0) -> Problem:
     """Random numbers for a case; the same seed gives the same problem."""
     rng = np.random.default_rng([seed, zlib.crc32(f"{case.name}/{dtype}".encode())])
-    # Far from 0, so that a formula that subtracts late loses its digits: mean 100, deviation 3;
-    # in 16 bits the spacing at 100 is .06 (float16) and .5 (bfloat16), so nearer there.
-    centre = {"float16": 20.0, "bfloat16": 5.0}.get(dtype, case.centre)
-    x = centre + 3.0 * rng.standard_normal(case.shape)
+    x = centre_of(case, dtype) + 3.0 * rng.standard_normal(case.shape)
     dy = rng.standard_normal(case.shape) + 0.25
     if case.poison is not None:
         x.flat[7], dy.flat[11] = case.poison, case.poison
@@ -112,7 +108,7 @@ def make_problem(case: Case, dtype: str, seed: int = 0) -> Problem:
     geometry = Problem(case, dtype, operands).geometry
     parameters: tuple[int, ...] = (geometry.parameters,)
     if case.op is Op.LAYER_NORM:
-        parameters = case.shape[len(case.shape) - case.normalized :]
+        parameters = case.normalized_shape
     if case.weight:
         gamma = 1.0 + 0.5 * rng.standard_normal(parameters)
         operands["gamma"] = host_array(gamma, statistics_dtype)
@@ -125,6 +121,14 @@ def make_problem(case: Case, dtype: str, seed: int = 0) -> Problem:
     return Problem(case, dtype, operands, _result_dtypes(case, dtype, operands))
 
 
+def centre_of(case: Case, dtype: str) -> float:
+    """Far from 0, so that a formula that subtracts late loses its digits: 100, deviation 3.
+
+    In 16 bits the spacing at 100 is .06 (float16) and .5 (bfloat16), so nearer there.
+    """
+    return {"float16": 20.0, "bfloat16": 5.0}.get(dtype, case.centre)
+
+
 def host_array(values: Values, dtype: str) -> HostArray:
     """Values rounded into a type, contiguous."""
     return HostArray(np.ascontiguousarray(hostmem.narrow(values, dtype)), dtype)
@@ -132,7 +136,7 @@ def host_array(values: Values, dtype: str) -> HostArray:
 
 def _result_dtypes(case: Case, dtype: str, operands: dict[str, HostArray]) -> dict[str, str]:
     gamma = operands.get("gamma")
-    wide = "float64" if dtype == "float64" else "float32"
+    wide = compute_dtype((dtype,))
     types = {}
     for role, want in zip(RESULTS[case.op], case.wanted, strict=True):
         if want and role == "dx":

@@ -90,7 +90,7 @@ def invocation(case: Case, operands: dict[str, Any]) -> tuple[str, tuple[Any, ..
         sums = (operands["sum_dy"], operands["sum_dy_xmu"], operands["counter"])
         return name, (dy, x, mean, rstd, gamma, *sums), {"channel_axis": case.channel_axis}
     if case.op is Op.LAYER_NORM:
-        normalized = case.shape[len(case.shape) - case.normalized :]
+        normalized = case.normalized_shape
         masked = {"output_mask": case.wanted}
         return name, (dy, x, normalized, mean, rstd, gamma), masked
     return name, (dy, x, mean, rstd, gamma), options | {"num_groups": case.num_groups}

@@ -49,7 +49,10 @@ class CpuBackend:
         _engine().run(plan, addresses, workspace)
 
     def written(
-        self, plan: "Plan", source: Callable[[], Source], *scratch: object
+        self,
+        plan: "Plan",
+        source: Callable[[], Source],
+        scratch: Callable[[int, int], int],
     ) -> Callable[..., tuple[Any, ...]] | None:
         """A call on plain tensors, written out; None where scratch memory is not kept."""
         made: Callable[..., tuple[Any, ...]] | None

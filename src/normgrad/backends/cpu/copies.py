@@ -1,7 +1,7 @@
 """Strided tensors of any type into dense ones of another, and back."""
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.formats import F32, F64, I16
+from normgrad.backends.cpu.formats import BF16_CODE, F16_CODE, F32, F32_CODE, F64, I16
 from normgrad.backends.cpu.scalar import place, read_any, write_any
 from normgrad.backends.cpu.vector import move
 
@@ -14,12 +14,12 @@ def copy_run(source, source_step, source_code, target, target_step, target_code,
             write_any(target_code, target, read_any(source_code, source))
             source += source_step
             target += target_step
-    elif source_code < 2:
+    elif source_code in (F16_CODE, BF16_CODE):
         for _ in range(length):
             move(I16, source, target)
             source += source_step
             target += target_step
-    elif source_code == 2:
+    elif source_code == F32_CODE:
         for _ in range(length):
             move(F32, source, target)
             source += source_step

@@ -11,7 +11,7 @@ import numpy as np
 
 from normgrad import hostmem
 from normgrad.backends.base import Compiled
-from normgrad.backends.cpu import driver, jit, pool, tasks, team
+from normgrad.backends.cpu import driver, jit, pool, slots, tasks, team
 from normgrad.backends.cpu.program import Config
 from normgrad.spec import ROLES
 from normgrad.written import Source
@@ -36,9 +36,9 @@ KEPT_BYTES = 4 << 20
 _addresses = struct.Struct(f"{len(ROLES)}Q").pack
 # What threads share of a call: a head, addresses, counters. A copy of packed ones takes 0.6 us to
 # make, of numbers 1.8.
-_GIVEN_AT = 8 * team.HEAD
+_GIVEN_AT = 8 * slots.JOB_HEAD
 _SYNC_AT = _GIVEN_AT + 8 * len(ROLES)
-_packed = struct.Struct(f"{team.HEAD + len(ROLES)}Q{driver.SYNC_BYTES}x").pack
+_packed = struct.Struct(f"{slots.JOB_HEAD + len(ROLES)}Q{driver.SYNC_BYTES}x").pack
 _job = (ctypes.c_int64 * ((_SYNC_AT + driver.SYNC_BYTES) // 8)).from_buffer_copy
 _Entry = ctypes.CFUNCTYPE(
     ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
@@ -79,19 +79,19 @@ def run(plan: "Plan", addresses: Sequence[int | None], workspace: int | None) ->
 
 
 def _head(config: Config, workspace: int) -> tuple[int, ...]:
-    """What a job begins with."""
+    """What a job begins with: its first four words, and room for the others."""
     block = ctypes.addressof(config.block)
-    return block, _GIVEN_AT, workspace, _SYNC_AT, *[0] * (team.HEAD - 4)
+    return block, _GIVEN_AT, workspace, _SYNC_AT, *[0] * (slots.JOB_HEAD - slots.JOB_CALLER)
 
 
 def _share(config: Config, job: Any) -> None:
     """Run a job on as many threads as are worth it."""
     threads, small = pool.thread_count(), config.elements < PARALLEL_ELEMENTS
     if config.elements <= SPLIT_ELEMENTS:
-        job[team.PARTS] = min(threads, driver.MOST_PARTS)
+        job[slots.JOB_PARTS] = min(threads, driver.MOST_PARTS)
     if threads > 1 and team.TEAM.run(job, threads, small=small):
         return
-    here, workspace = ctypes.addressof(job), job[2]
+    here, workspace = ctypes.addressof(job), job[slots.JOB_WORKSPACE]
     given, sync = here + _GIVEN_AT, here + _SYNC_AT
     if small or threads <= 1:
         _entry()(config.block, given, workspace, None)
@@ -135,8 +135,7 @@ def _scratch(nbytes: int) -> tuple[Any, int]:
     owner, address, room = _kept.held
     if nbytes <= room:
         return owner, address
-    owner = np.empty(nbytes + 64, np.uint8)
-    address = -(-owner.ctypes.data // 64) * 64
+    owner, address = hostmem.aligned_bytes(nbytes)
     if nbytes <= KEPT_BYTES:
         _kept.held = owner, address, nbytes
     return owner, address

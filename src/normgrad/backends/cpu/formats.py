@@ -23,14 +23,20 @@ BF16: Final = Format("bfloat16", 1, 2, 16, wide=False)
 F32: Final = Format("float32", 2, 4, 16, wide=False)
 F64: Final = Format("float64", 3, 8, 8, wide=True)
 
-FORMATS: Final = {fmt.name: fmt for fmt in (F16, BF16, F32, F64)}
-
-# Every element type that a parameter block may name; the integers are counts.
-CODES: Final = {**{name: fmt.code for name, fmt in FORMATS.items()}, "int32": 4, "int64": 5}
-ABSENT: Final = -1
-
 # Counts, read one at a time only.
 I32: Final = Format("int32", 4, 4, 0, wide=False)
 I64: Final = Format("int64", 5, 8, 0, wide=False)
 # Bits that are only moved.
 I16: Final = Format("int16", 6, 2, 0, wide=False)
+
+FORMATS: Final = {fmt.name: fmt for fmt in (F16, BF16, F32, F64)}
+
+# Every element type that a parameter block may name.
+CODES: Final = {fmt.name: fmt.code for fmt in (F16, BF16, F32, F64, I32, I64)}
+ABSENT: Final = -1
+# The same as plain numbers: in a kernel a format is a type and has no fields.
+F16_CODE: Final = F16.code
+BF16_CODE: Final = BF16.code
+F32_CODE: Final = F32.code
+F64_CODE: Final = F64.code
+I32_CODE: Final = I32.code

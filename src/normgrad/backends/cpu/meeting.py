@@ -5,7 +5,7 @@ back what no helper has begun: nobody waits for a thread that is not running. Th
 helper began 14 to 18 us after the call (two turns at the interpreter lock), so it takes about 3.
 """
 
-from normgrad.backends.cpu import driver
+from normgrad.backends.cpu import driver, slots
 from normgrad.backends.cpu.sharing import (
     add_atomic,
     at_address,
@@ -36,8 +36,6 @@ _FREE, _FILLING, _READY, _TAKEN = range(4)
 # cannot return while a helper is with its job.
 _PATIENCE = 4096
 
-# A team's job: the four arguments of `drive`, then these.
-_CALLER, _BEGUN, _AWAY, _PARTS, _CAME = 4, 5, 6, 7, 8
 # Nanoseconds that no job with parts takes.
 _LONG = 400_000
 # Clocks of Linux.
@@ -102,29 +100,30 @@ def attend(address):
 def lead_team(address, parallel, work, threads):
     """A job on OpenMP's threads; for how many nanoseconds one of them or another did not run."""
     job = at_address(address)
-    job[1] += address
-    job[3] += address
-    job[_CALLER] = this_thread()
-    job[_BEGUN] = moment(_MONOTONIC)
+    job[slots.JOB_ADDRESSES] += address
+    job[slots.JOB_SYNC] += address
+    job[slots.JOB_CALLER] = this_thread()
+    job[slots.JOB_BEGUN] = moment(_MONOTONIC)
     call_parallel(parallel, work, address, threads)
-    if job[_PARTS]:
-        return max(job[_AWAY], moment(_MONOTONIC) - job[_BEGUN] - _LONG)
-    return job[_AWAY]
+    if job[slots.JOB_PARTS]:
+        return max(job[slots.JOB_AWAY], moment(_MONOTONIC) - job[slots.JOB_BEGUN] - _LONG)
+    return job[slots.JOB_AWAY]
 
 
 def take_part(address):
     """What each thread of a team does with a job: the four arguments of `drive`, and more."""
     job = at_address(address)
-    params, addresses = at_address(job[0]), at_address(job[1])
-    leads = this_thread() == job[_CALLER]
+    params, addresses = at_address(job[slots.JOB_PARAMS]), at_address(job[slots.JOB_ADDRESSES])
+    workspace, sync = job[slots.JOB_WORKSPACE], job[slots.JOB_SYNC]
+    leads = this_thread() == job[slots.JOB_CALLER]
     patience = 0 if leads else _PATIENCE
-    if job[_PARTS]:
+    if job[slots.JOB_PARTS]:
         # A thread's own time takes two calls of the system, 2 us: here only who comes late counts.
-        add_atomic(address + 8 * _AWAY, moment(_MONOTONIC) - job[_BEGUN])
-        part = 0 if leads else 1 + add_atomic(address + 8 * _CAME, 1)
-        driver.share(params, addresses, job[2], job[3], patience, part, job[_PARTS])
+        add_atomic(address + 8 * slots.JOB_AWAY, moment(_MONOTONIC) - job[slots.JOB_BEGUN])
+        part = 0 if leads else 1 + add_atomic(address + 8 * slots.JOB_CAME, 1)
+        driver.share(params, addresses, workspace, sync, patience, part, job[slots.JOB_PARTS])
         return
     before = moment(_THREAD_TIME)
-    driver.share(params, addresses, job[2], job[3], patience, 0, 1)
+    driver.share(params, addresses, workspace, sync, patience, 0, 1)
     worked = moment(_THREAD_TIME) - before
-    add_atomic(address + 8 * _AWAY, moment(_MONOTONIC) - job[_BEGUN] - worked)
+    add_atomic(address + 8 * slots.JOB_AWAY, moment(_MONOTONIC) - job[slots.JOB_BEGUN] - worked)

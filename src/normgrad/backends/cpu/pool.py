@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 from normgrad.backends.cpu import tasks
+from normgrad.cores import cores
 
 # Threads for each core at most.
 _MOST = 4
@@ -87,17 +88,15 @@ def _functions() -> tuple[Any, Any]:
     return _Lead(lead.address), _Attend(attend.address)
 
 
-@functools.cache
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+_cores = functools.cache(cores)
 
 
 def thread_count() -> int:
-    """How many threads a call may use: the least of what everybody allows.
+    """How many threads a call may use.
 
-    ``NORMGRAD_NUM_THREADS`` first; without it Numba's own setting; never more than the cores that
-    this process may run on. Helpers wait on POSIX's signals; elsewhere the caller works alone.
+    ``NORMGRAD_NUM_THREADS``, up to four for each core that this process may run on; without it
+    Numba's own setting, up to one for each. Helpers wait on POSIX's signals; elsewhere the caller
+    works alone.
     """
     if not _POSIX:
         return 1

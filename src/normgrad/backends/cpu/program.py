@@ -64,6 +64,7 @@ class Program:
         self.after: list[int] = []  # copies of results
         self.workspace = 0
         self.copied: list[str] = []
+        self.order = "rows" if groups_are_rows(self) else self.arrangement.order
 
     def build(self) -> tuple[Config, int]:
         """Everything, in the order in which it runs."""
@@ -76,17 +77,16 @@ class Program:
             self.params[slots.AT_COUNT] = self.reserve(8)
             self.phase("add_counts", 1)
         if self.geometry.size or set(self.spec.wanted) - {"dx"}:
-            order = "rows" if groups_are_rows(self) else self.arrangement.order
             {
                 "channels-first": channels_first,
                 "channels-last": channels_last,
                 "rows": rows,
-            }[order](self)
+            }[self.order](self)
         for copy in self.after:
             self._copy_phase(copy)
         self.params[slots.PHASES] = len(self.phases)
         config = Config(
-            order=self.arrangement.order,
+            order=self.order,
             dtype=self.arrangement.dtype,
             copied=tuple(self.copied),
             phases=tuple(f"{name} x {count}" for name, count in self.phases),
@@ -204,8 +204,9 @@ class Program:
             self._copy_phase(at)
 
     def _copy_phase(self, at: int) -> None:
-        rows, per_task = self.params[at + slots.COPY_ROWS], self.params[at + 6]
-        self.phase("copies", ceil_div(rows, per_task), argument=at)
+        per_task = self.params[at + slots.COPY_ROWS_PER_TASK]
+        count = ceil_div(self.params[at + slots.COPY_ROWS], per_task)
+        self.phase("copies", count, argument=at)
 
     def join_samples(self) -> None:
         """Group norm's parameter gradients."""

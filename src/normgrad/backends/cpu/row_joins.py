@@ -3,7 +3,7 @@
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.blocks import four_joined, joined
 from normgrad.backends.cpu.columns import fill
-from normgrad.backends.cpu.formats import F32, F64
+from normgrad.backends.cpu.formats import F32_CODE, F64, F64_CODE
 from normgrad.backends.cpu.scalar import entry, place, put, write_any
 from normgrad.backends.cpu.vector import (
     lanes,
@@ -16,8 +16,6 @@ from normgrad.backends.cpu.vector import (
     widen,
     zero,
 )
-
-_F32, _F64 = F32.code, F64.code
 
 
 def spread_gamma(flat):
@@ -47,7 +45,7 @@ def put_lanes(flat, params, addresses, workspace, slot, column, values, part, sc
     if code < 0:
         return
     target = place(params, addresses, workspace, slot) + column * step
-    if code == (_F64 if size_of(flat) == 8 else _F32) and step == size_of(flat):
+    if code == (F64_CODE if size_of(flat) == 8 else F32_CODE) and step == size_of(flat):
         store_part(flat, target, rounded(flat, values), part)
         return
     store_wide(scratch, values, part)

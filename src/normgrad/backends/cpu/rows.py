@@ -6,7 +6,7 @@ float64. Group norm of small images is the same: the rows are one group of all s
 
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.columns import AHEAD, add_rows, fill
-from normgrad.backends.cpu.formats import F32, F64
+from normgrad.backends.cpu.formats import F64
 from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place
 from normgrad.backends.cpu.vector import (
     fence,
@@ -30,11 +30,10 @@ from normgrad.backends.cpu.vector import (
 # Columns that a row adds in float32 lanes before it goes on in float64, in vectors.
 _DEPTH = 128
 # Bytes of a row's factors: mean, rstd, b and c.
-_FACTORS = 32
+FACTORS = 32
 # Columns of rows whose lanes are added up four rows at a time: in the cache 1024x64 takes 10 to
 # 17 % less, 512x128 3 to 9, 256x256 2 to 4 in 16 bits; 90x768 and 64x1024 the same.
 _SHORT = 256
-_F32, _F64 = F32.code, F64.code
 
 
 @jit.inner
@@ -118,29 +117,29 @@ def four_factors(
     """The same of four rows that are not long: their lanes are added up together."""
     columns = params[slots.WIDTH]
     for one in range(4):
-        at = factors + one * _FACTORS
+        at = factors + one * FACTORS
         row_statistics(params, addresses, workspace, row + one * params[slots.GROUPS], at)
     if params[slots.WRITE_DX]:
         p0, q0 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors))
         dy += dy_step
         x += x_step
-        p1, q1 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + _FACTORS))
+        p1, q1 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + FACTORS))
         dy += dy_step
         x += x_step
-        p2, q2 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + 2 * _FACTORS))
+        p2, q2 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + 2 * FACTORS))
         dy += dy_step
         x += x_step
-        p3, q3 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + 3 * _FACTORS))
+        p3, q3 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + 3 * FACTORS))
         sums_g = four_totals(p0, p1, p2, p3)
         sums_xmu = four_totals(q0, q1, q2, q3)
         for one in range(4):
-            row_slopes(factors + one * _FACTORS, sums_g[one], sums_xmu[one], inverse)
+            row_slopes(factors + one * FACTORS, sums_g[one], sums_xmu[one], inverse)
 
 
 @jit.inner
 def factor(fmt, factors, row, which):
     """One of a row's factors in every lane."""
-    return splat(fmt, read(F64, factors + row * _FACTORS + which * 8))
+    return splat(fmt, read(F64, factors + row * FACTORS + which * 8))
 
 
 @jit.inner
@@ -269,7 +268,7 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
     streaming = params[slots.STREAM_DX] != 0
     inverse = 1.0 / count(params, workspace)
     factors = workspace + params[slots.AT_COEFFICIENTS]
-    factors += index * 4 * _FACTORS
+    factors += index * 4 * FACTORS
     first = index * params[slots.PER_TASK]
     last = min(first + params[slots.PER_TASK], params[slots.BLOCKS] * groups)
     for block in range(first, last):
@@ -317,7 +316,7 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
             else:
                 for one in range(some):
                     here, here_x = dy + one * dy_step, x + one * x_step
-                    at = factors + one * _FACTORS
+                    at = factors + one * FACTORS
                     row_factors(
                         fmt, flat, params, addresses, workspace, here, here_x, gamma,
                         statistic + one * groups, inverse, at,
@@ -333,7 +332,7 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
                     here, here_x = dy + one * dy_step, x + one * x_step
                     one_row(
                         fmt, flat, here, here_x, dx + one * dx_step, gamma, sums, column, columns,
-                        factors + one * _FACTORS, writing, adding,
+                        factors + one * FACTORS, writing, adding,
                     )  # fmt: skip
             dy += some * dy_step
             x += some * x_step

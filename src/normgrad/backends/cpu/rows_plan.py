@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from normgrad.backends.cpu import sizes, slots
 from normgrad.backends.cpu.blocks_plan import cut_blocks
+from normgrad.backends.cpu.rows import FACTORS
 from normgrad.backends.cpu.sizes import ceil_div
 from normgrad.spec import Op
 
@@ -52,7 +53,6 @@ def rows(program: "Program") -> None:
     params[slots.SUM_DY] = int(wants)
     params[slots.SUM_XMU] = int(program.spec.dgamma is not None)
     params[slots.ROWS] = rows
-    params[slots.SAMPLES] = 1
     params[slots.WIDTH] = columns
     program.stream(columns)
     blocks = groups * ceil_div(rows, cut_blocks(program, groups, rows, columns, joined=wants))
@@ -73,7 +73,7 @@ def rows(program: "Program") -> None:
         params[slots.AT_PARTS] = program.reserve(blocks * 2 * columns * program.flat.itemsize)
         params[slots.AT_SUMS] = program.reserve(groups * columns * 8)
     work = ceil_div(blocks, params[slots.PER_TASK])
-    params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * 4 * 8)  # four rows' at a time
+    params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * FACTORS)  # four rows' at a time
     program.phase("rows", work, program.format, program.flat, argument=gamma_slot)
     if not wants:
         return

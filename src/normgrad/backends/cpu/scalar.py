@@ -3,7 +3,19 @@
 import numpy as np
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.formats import BF16, F16, F32, F64, I32, I64
+from normgrad.backends.cpu.formats import (
+    BF16,
+    BF16_CODE,
+    F16,
+    F16_CODE,
+    F32,
+    F32_CODE,
+    F64,
+    F64_CODE,
+    I32,
+    I32_CODE,
+    I64,
+)
 from normgrad.backends.cpu.vector import float_of, read, write
 
 
@@ -17,15 +29,15 @@ def place(params, addresses, workspace, slot):
 @jit.inner
 def read_any(code, address):
     """One number of the type that a code names, as float64."""
-    if code == 2:
+    if code == F32_CODE:
         return read(F32, address)
-    if code == 1:
+    if code == BF16_CODE:
         return read(BF16, address)
-    if code == 0:
+    if code == F16_CODE:
         return read(F16, address)
-    if code == 3:
+    if code == F64_CODE:
         return read(F64, address)
-    if code == 4:
+    if code == I32_CODE:
         return read(I32, address)
     return read(I64, address)
 
@@ -33,11 +45,11 @@ def read_any(code, address):
 @jit.inner
 def write_any(code, address, value):
     """One float64 rounded once into the type that a code names."""
-    if code == 2:
+    if code == F32_CODE:
         write(F32, address, value)
-    elif code == 1:
+    elif code == BF16_CODE:
         write(BF16, address, value)
-    elif code == 0:
+    elif code == F16_CODE:
         write(F16, address, value)
     else:
         write(F64, address, value)

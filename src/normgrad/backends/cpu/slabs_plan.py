@@ -135,6 +135,9 @@ def _together(program: "Program", slabs: int, elements: int) -> int:
     """
     both = program.needs.sum_dy and program.spec.dx is not None
     each = 2 * elements * program.format.itemsize
-    some = max(sizes.LAST_CACHE // 2 // max(each, 1), ceil_div(slabs, sizes.MOST_TURNS))
+    # Three phases for each turn, in what copies (of up to eight tensors) and joining leave.
+    room = slots.MAX_PHASES - len(program.phases) - len(program.after) - 1
+    turns = min(sizes.MOST_TURNS, room // 3)
+    some = max(sizes.LAST_CACHE // 2 // max(each, 1), ceil_div(slabs, turns))
     stays = some * each <= sizes.LAST_CACHE
     return some if both and stays and slabs * each > sizes.LAST_CACHE else slabs

@@ -1,4 +1,7 @@
-"""Where a parameter block holds what. All numbers are 64-bit integers; strides count bytes."""
+"""Where a parameter block, and a team's job, hold what.
+
+All numbers are 64-bit integers; strides count bytes.
+"""
 
 from typing import Final
 
@@ -98,3 +101,16 @@ COPY_ROWS: Final = 5  # the product of all sizes but the last
 COPY_ROWS_PER_TASK: Final = 6
 COPY_AXES: Final = 8  # size, stride there, stride here for each axis
 PER_COPY: Final = COPY_AXES + 3 * 8
+
+# A team's job begins with the four arguments of `drive`, addresses and counters as offsets in bytes
+# from the job until it is led. Those two follow it.
+JOB_PARAMS: Final = 0
+JOB_ADDRESSES: Final = 1
+JOB_WORKSPACE: Final = 2
+JOB_SYNC: Final = 3
+JOB_CALLER: Final = 4  # the thread that leads
+JOB_BEGUN: Final = 5  # when, in nanoseconds
+JOB_AWAY: Final = 6  # for how long threads did not run
+JOB_PARTS: Final = 7  # into how many parts tasks are split; 0: they are taken in turns
+JOB_CAME: Final = 8  # how many threads have taken a part
+JOB_HEAD: Final = 9  # words of all these

@@ -1,7 +1,7 @@
 """Torch's own OpenMP threads as helpers.
 
 After each of its operators torch's threads poll for the next one, for some milliseconds. A helper
-beside them gets half of a core: calls right after torch took 1.3 to 1.8 times as long. So where
+beside them gets half of a core: calls right after torch took 1.3 to 1.9 times as long. So where
 torch would use as many threads as we may, its threads take part, as they do in torch's operators.
 """
 
@@ -24,11 +24,6 @@ _LATE = 20_000
 _SHORTEST, _LONGEST = 4, 256
 # Of small calls: asking again in vain costs one of them some 30 us.
 _LONGEST_SMALL = 32
-
-# Words that a job begins with: the four arguments of `drive` (addresses and counters as offsets in
-# bytes from the job), then what `meeting` needs.
-HEAD = 9
-PARTS = 7  # which word says into how many parts tasks are split; 0: they are taken in turns
 
 _Lead = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64

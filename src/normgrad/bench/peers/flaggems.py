@@ -40,7 +40,7 @@ class FlagGems:
             from flag_gems.ops.layernorm import layer_norm_backward
 
             # It takes the first axis for the rows.
-            tail = case.shape[len(case.shape) - case.normalized :]
+            tail = case.normalized_shape
             dy, x = dy.reshape(-1, math.prod(tail)), x.reshape(-1, math.prod(tail))
             mean, rstd = mean.reshape(-1), rstd.reshape(-1)
             return Runner(

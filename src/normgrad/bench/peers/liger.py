@@ -34,7 +34,7 @@ class Liger:
         if case.op is Op.LAYER_NORM:
             from liger_kernel.ops.layer_norm import layer_norm_backward
 
-            cols = math.prod(case.shape[len(case.shape) - case.normalized :])
+            cols = math.prod(case.normalized_shape)
             dy, x = dy.reshape(-1, cols), x.reshape(-1, cols)
             mean, rstd = mean.reshape(-1), rstd.reshape(-1)
             gamma, beta = gamma.reshape(-1), beta.reshape(-1)

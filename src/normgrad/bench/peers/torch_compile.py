@@ -8,9 +8,10 @@ import torch
 
 from normgrad.backends.reference.backend import evaluate
 from normgrad.bench.contender import Runner, by_role
-from normgrad.bench.problems import TYPES, DeviceProblem
+from normgrad.bench.problems import DeviceProblem
 from normgrad.dtypes import compute_dtype
 from normgrad.spec import RESULTS
+from normgrad.torch_arrays import TYPES
 
 Tensor = torch.Tensor
 

@@ -48,7 +48,7 @@ def _call(problem: DeviceProblem) -> Any:
             dy, x, gamma, *pair, case.training, case.eps, mask
         )
     if case.op is Op.LAYER_NORM:
-        tail = list(case.shape[len(case.shape) - case.normalized :])
+        tail = list(case.normalized_shape)
         beta = None if gamma is None else torch.zeros_like(gamma)
         return lambda: aten.native_layer_norm_backward(dy, x, tail, mean, rstd, gamma, beta, mask)
     if case.op is Op.GROUP_NORM:

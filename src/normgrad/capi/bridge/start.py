@@ -12,8 +12,6 @@ from normgrad.capi.bridge.functions import fill
 from normgrad.capi.bridge.handles import Handles
 from normgrad.device import memory
 
-MODULE = "_normgrad_capi"
-
 
 def start(library: str, version: str, digest: str, host: int, table: int) -> None:
     """Check that library and package belong together, then fill the library's table."""
@@ -30,8 +28,8 @@ def start(library: str, version: str, digest: str, host: int, table: int) -> Non
 
 def _load(folder: Path) -> ModuleType:
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
-    path = folder / f"{MODULE}{suffix}"
-    spec = importlib.util.spec_from_file_location(MODULE, path)
+    path = folder / f"{signatures.MODULE}{suffix}"
+    spec = importlib.util.spec_from_file_location(signatures.MODULE, path)
     if spec is None or spec.loader is None or not path.exists():
         msg = f"{path} is missing: run 'normgrad build-capi'"
         raise ImportError(msg)

@@ -80,7 +80,7 @@ def _elemt(case: Case, hosts: dict[str, HostArray]) -> list[Argument]:
 
 
 def _layer_norm(case: Case, hosts: dict[str, HostArray]) -> list[Argument]:
-    tail = list(case.shape[len(case.shape) - case.normalized :])
+    tail = list(case.normalized_shape)
     return [
         _tensor("gradOut", "dy", hosts),
         _tensor("input", "x", hosts),

@@ -72,10 +72,7 @@ def concluded(
     measured = judge(problem, results)
     worst = max(measured, key=lambda one: one.share, default=None)
     share = worst.share if worst else 0.0
-    detail = "nothing to compute"
-    if worst:
-        at = f"{worst.role}{list(worst.index)}"
-        detail = f"{at} is {worst.got:.9g}, should be {worst.want:.9g}"
+    detail = str(worst) if worst else "nothing to compute"
     faults = [f"it wrote outside {role}" for role in stray]
     faults += [f"it changed its operand {role}" for role in changed]
     if not same:
