@@ -15,7 +15,6 @@ from normgrad.backends.cuda.tiles import Block
 from normgrad.plan import _make_plan, make_plan
 from normgrad.spec import Op
 
-
 ODD = ((23, 23), (37, 31))  # planes that start anywhere
 
 

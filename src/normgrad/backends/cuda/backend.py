@@ -26,7 +26,7 @@ class CudaBackend:
         """It needs torch, Triton and a GPU, or Triton's interpreter."""
         for package in ("torch", "triton"):
             if importlib.util.find_spec(package) is None:
-                return f"{package} is not installed: pip install 'normgrad[cuda]'"
+                return f"{package} is not installed: pip install {package}"
         if interpreting():
             return None
         import torch

@@ -13,7 +13,7 @@ from normgrad.geometry import Geometry
 # Elements of a tile: 16x1048576 in bfloat16 takes 67 us with one row of 1024, 83 with four of 512,
 # 159 with 16 of 256; without dx 26, 39 and 93.
 _TILE = 1024
-_SOME_ROWS, _MANY_ROWS = 64, 512
+_SOME_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,14 @@ def _strips(rows: int, cols: int, itemsize: int, device: Device, writes: bool) -
     Measured without dx, 100x65536 in float32 with 256 columns 22 us, 27 with 64, 31 with 1024;
     1024x12288 in bfloat16 34, 23, 25 us.
     """
-    size, least, per, stages = _TILE, _TILE, 4, 3
+    size, width, per, stages = _TILE, _TILE, 4, 3
     if not writes and rows >= _SOME_ROWS:
-        size, least, per, stages = 8192 // itemsize, 64 if rows >= _MANY_ROWS else 256, 2, 4
-    width = min(power_of_two(cols), least)
+        size, per, stages = 8192 // itemsize, 2, 4
+        width = min(max(64, power_of_two(ceil_div(cols, 4 * device.multiprocessors))), 256)
+    width = min(power_of_two(cols), width)
     tile_rows = min(size // width, power_of_two(rows))
-    blocks = ceil_div(cols, width)
-    most = ceil_div(rows, tile_rows)
-    parts = min(most, max(1, per * device.multiprocessors // blocks))
-    return _Strips(tile_rows, width, parts, stages)
+    parts = per * device.multiprocessors // ceil_div(cols, width)
+    return _Strips(tile_rows, width, min(ceil_div(rows, tile_rows), max(1, parts)), stages)
 
 
 def long_rows(
