@@ -18,11 +18,12 @@ from aclnn_calls import (
     OUTPUTS,
     PARAMETERS,
     numpy_type,
+    run,
     stage_one,
     stage_two,
 )
 
-from normgrad import aclnn, infiniop
+from normgrad import aclnn, group_norm_backward, infiniop
 from normgrad.device import memory
 
 ROUNDS = 20_000
@@ -59,7 +60,9 @@ class Arena:
         place = self.base + 64 * self.random.randrange(512)
         strides, offset = None, 0
         chance = pick()
-        if chance < 0.2:
+        if chance > 0.8:
+            strides = permuted(self.random, shape)
+        elif chance < 0.2:
             strides = [self.random.choice((1, 2, 3, 5, 12, 60, 0, -1)) for _ in shape]
             offset = self.random.randrange(64)
         elif chance < 0.22:
@@ -75,6 +78,33 @@ class Arena:
 def a_shape(rng):
     rank = rng.choice((1, 2, 3, 3, 3, 4, 5, 8, 9, 0))
     return tuple(rng.choice((1, 2, 3, 4, 0, 2, 3)) for _ in range(rank))
+
+
+def permuted(rng, shape):
+    """Strides of dense elements whose axes lie in memory in another order: often axis 1 last."""
+    order = list(range(len(shape)))
+    if rng.random() < 0.5 and len(order) > 1:
+        order.append(order.pop(1))
+    else:
+        rng.shuffle(order)
+    strides = [0] * len(shape)
+    step = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return strides
+
+
+def recut(rng, shape):
+    """A shape of as many elements: sizes are split, merged and padded with ones."""
+    sizes = list(shape)
+    for _ in range(rng.randrange(4)):
+        place = rng.randrange(len(sizes) + 1)
+        if rng.random() < 0.5 or place + 1 >= len(sizes):
+            sizes.insert(place, 1)
+        else:
+            sizes[place : place + 2] = [sizes[place] * sizes[place + 1]]
+    return tuple(sizes)
 
 
 def bent(rng, shape):
@@ -110,7 +140,10 @@ def plausible(name, arena):
     given = {}
     for key in PARAMETERS[name]:
         if key in ("gradOut", "input", "gradInput", "gradInputOut"):
-            given[key] = arena.tensor(bent(rng, shape), data, tag)
+            dims = bent(rng, shape)
+            if name == GROUP_NORM and key == "gradOut" and rng.random() < 0.3:
+                dims = recut(rng, shape)  # only the number of elements counts
+            given[key] = arena.tensor(dims, data, tag)
         elif key == "counter":
             kind = rng.choice((F32, F16, aclnn.ACL_INT32, aclnn.ACL_INT64))
             given[key] = arena.tensor(bent(rng, (2,)), kind)
@@ -183,6 +216,42 @@ def test_aclnn_stage_1(name):
     arena.free()
     # The mix is no good if it reaches only one answer.
     assert all(count > ROUNDS // 200 for count in statuses.values()), statuses
+
+
+def test_group_norm_numbers_whatever_the_shapes():
+    """The data as N, C, HxW: each cut into axes of its own, each with its own order in memory."""
+    rng = random.Random(11)
+    values = np.random.default_rng(11)
+    mask = aclnn.aclCreateBoolArray([True] * 3, 3)
+    for _ in range(400):
+        samples, channels, positions = (rng.choice((1, 2, 3, 4, 6)) for _ in range(3))
+        groups = rng.choice([size for size in range(1, 7) if channels % size == 0])
+        shape = (samples, channels, positions)
+        cuts = [recut(rng, shape) if rng.random() < 0.7 else shape for _ in range(2)]
+        dy, x = (values.standard_normal(shape).astype(np.float32) for _ in range(2))
+        mean, rstd = (values.random((samples, groups)).astype(np.float32) + 0.5 for _ in range(2))
+        dy_cut, x_cut = cuts
+
+        def laid(dims):
+            store = np.full(int(np.prod(dims)), np.nan, np.float32)
+            steps = [4 * step for step in permuted(rng, dims)]
+            return np.lib.stride_tricks.as_strided(store, dims, steps)
+
+        seen = [laid(dims) for dims in (dy_cut, x_cut, x_cut, (channels,), (channels,))]
+        seen[0][...], seen[1][...] = dy.reshape(dy_cut), x.reshape(x_cut)
+        status, size, executor = aclnn.aclnnGroupNormBackwardGetWorkspaceSize(
+            aclnn.tensor(seen[0]), aclnn.tensor(seen[1]), aclnn.tensor(mean), aclnn.tensor(rstd),
+            None, *shape, groups, mask, *map(aclnn.tensor, seen[2:]),
+        )  # fmt: skip
+        what = (shape, groups, [(view.shape, view.strides) for view in seen[:3]])
+        assert status == 0, (what, aclnn.aclGetRecentErrMsg())
+        assert run(GROUP_NORM, executor, size) == 0, (what, aclnn.aclGetRecentErrMsg())
+        expected = group_norm_backward(
+            dy, x, mean, rstd, np.ones(channels, np.float32), num_groups=groups, backend="reference"
+        )
+        for got, want in zip(seen[2:], expected, strict=True):
+            close = np.allclose(got.reshape(want.shape), want, rtol=1e-4, atol=1e-4)
+            assert close, what
 
 
 def test_infiniop_create():
