@@ -194,6 +194,21 @@ def test_handles_and_helpers_under_thread_sanitizer(capi, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
 
 
+def test_forks_beside_busy_threads(capi, tmp_path):
+    program = tmp_path / "forks"
+    parts = [str(SOURCES / name) for name in ("registry.c", "pool.c")]
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", f"-I{SOURCES}", "-pthread"]
+    line = ["gcc", *flags, str(HERE / "forks.c"), *parts, "-o", str(program)]
+    subprocess.run(line, check=True)
+    done = execute(program)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_a_fork_during_the_first_call(capi):
+    done = capi.run("early.c")
+    assert (done.returncode, done.stdout) == (0, "child 0, parent 0\n"), done.stderr
+
+
 MISTAKES = {
     "double-free": ("aclrtFree: devPtr", "which aclrtFree has already freed"),
     "inner-pointer": ("aclrtFree: devPtr", "4 bytes inside allocation 1 of aclrtMalloc (16 bytes"),
