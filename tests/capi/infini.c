@@ -1,9 +1,11 @@
 /* The infiniop side: results where tensors lie over each other, and every status. */
+#define _GNU_SOURCE
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "edge.h"
 #include "infiniop.h"
 #include "infinirt.h"
 
@@ -103,6 +105,11 @@ int main(void)
     infiniopTensorDescriptor_t longer = describe(1, C + 1, 0, 0, NULL, INFINI_DTYPE_F32);
     infiniopTensorDescriptor_t mixed = describe(3, N, C, L, turned, INFINI_DTYPE_F32);
     infiniopTensorDescriptor_t over = describe(1, C, 0, 0, same, INFINI_DTYPE_F32);
+    infiniopTensorDescriptor_t none = NULL; /* a rank that is garbage: nothing is read */
+    const size_t* last = (const size_t*)edge(2, 3);
+    EXPECT(infiniopCreateTensorDescriptor(&none, (size_t)-1, last, (const ptrdiff_t*)last,
+                                          INFINI_DTYPE_F32), INFINI_STATUS_BAD_PARAM);
+    EXPECT(strstr(infiniGetRecentErrMsg(), "ndim must be 0 to 4096") != NULL && !none, 1);
     other = op;
     EXPECT(CREATE(NULL, &op, big, vec, vec, big, big, vec, vec, vec), INFINI_STATUS_BAD_PARAM);
     EXPECT(CREATE(handle, NULL, big, vec, vec, big, big, vec, vec, vec), INFINI_STATUS_BAD_PARAM);

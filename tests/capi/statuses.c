@@ -1,5 +1,7 @@
 /* Every status of the aclnn side that a C program can meet. The argument says which part. */
+#define _GNU_SOURCE
 
+#include "edge.h"
 #include "layer.h"
 
 static void runtime(void)
@@ -108,6 +110,19 @@ static void tensors(void)
     EXPECT(strstr(aclGetRecentErrMsg(), "viewDims must not be null") != NULL, 1);
     EXPECT(aclCreateTensor(dims, 1, (aclDataType)99, NULL, 0, ACL_FORMAT_ND, dims, 1, data) == NULL,
            1);
+    /* A count that is garbage is refused before anything is read. */
+    const int64_t* last = edge(2, 3);
+    const uint64_t garbage[] = {(uint64_t)-1, (uint64_t)1 << 63, 4097};
+    for (int i = 0; i < 3; i++) {
+        uint64_t n = garbage[i];
+        EXPECT(aclCreateTensor(last, n, ACL_FLOAT, last, 0, ACL_FORMAT_ND, last, 2, data) == NULL,
+               1);
+        EXPECT(strstr(aclGetRecentErrMsg(), "the number of viewDims must be 0 to 4096") != NULL, 1);
+        EXPECT(aclCreateTensor(last, 2, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, last, n, data) == NULL,
+               1);
+        EXPECT(aclCreateIntArray(last, n) == NULL, 1);
+        EXPECT(aclCreateBoolArray((const bool*)(last + 1), n) == NULL, 1);
+    }
     aclTensor* scalar = aclCreateTensor(NULL, 0, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, NULL, 0, data);
     EXPECT(scalar != NULL, 1);
     EXPECT(aclDestroyTensor(scalar), 0);

@@ -65,6 +65,8 @@ def test_only_the_stated_number_of_dims_is_read():
     [
         ({"viewDims": None}, "viewDims must not be null for 2 elements"),
         ({"viewDims": (2,)}, "viewDims must have 2 elements, got 1"),
+        ({"viewDimsNum": -1}, "the number of viewDims must be 0 to 4096, got -1"),
+        ({"storageDimsNum": 4097}, "the number of storageDims must be 0 to 4096, got 4097"),
         ({"viewDims": (2, -3)}, "viewDims must not be negative, got (2, -3)"),
         ({"viewDims": (2, 0.5)}, "viewDims must be an integer, got 0.5"),
         ({"strides": (1,)}, "strides must have 2 elements, got 1"),

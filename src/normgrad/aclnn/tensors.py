@@ -22,7 +22,7 @@ from normgrad.aclnn.status import (
     reports,
 )
 from normgrad.arrays import Array, kind_of
-from normgrad.device.failures import alive, whole
+from normgrad.device.failures import alive, length, whole
 from normgrad.errors import ArrayTypeError, DtypeError
 from normgrad.spec import TensorSpec, row_major
 
@@ -262,13 +262,13 @@ def _asked(tensor: aclTensor | None) -> aclTensor:
 
 
 def _items(name: str, values: Any, count: int) -> tuple[Any, ...]:
-    number = whole(INVALID, f"the number of {name}", count)
+    number = length(INVALID, f"the number of {name}", count)
     if number == 0:
         return ()
     if values is None:
         fail(NULLPTR, f"{name} must not be null for {number} elements")
     items = tuple(values)
-    if not 0 <= number <= len(items):
+    if number > len(items):
         fail(INVALID, f"{name} must have {number} elements, got {len(items)}")
     return items[:number]
 

@@ -4,13 +4,16 @@ import functools
 import operator
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 from normgrad.device import messages
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 AnyStatus = TypeVar("AnyStatus", bound=IntEnum)
+
+# No shape or mask is longer: a count beyond it is garbage, and must not be followed.
+LONGEST: Final = 4096
 
 
 class StatusError(Exception):
@@ -59,6 +62,14 @@ def whole(status: IntEnum, name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         fail(status, f"{name} must be an integer, got {value!r}")
+
+
+def length(status: IntEnum, name: str, count: Any) -> int:
+    """How many elements an array has, or the status for a number that no array has."""
+    number = whole(status, name, count)
+    if not 0 <= number <= LONGEST:
+        fail(status, f"{name} must be 0 to {LONGEST}, got {number}")
+    return number
 
 
 def alive(status: IntEnum, handle: Any, name: str, cls: type[Any]) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from normgrad.device.failures import alive, whole
+from normgrad.device.failures import alive, length, whole
 from normgrad.infiniop.constants import infiniDtype_t
 from normgrad.infiniop.runtime import current_device
 from normgrad.infiniop.status import (
@@ -108,12 +108,12 @@ def living(handle: Any, name: str, cls: type[Any]) -> Any:
 
 
 def _integers(name: str, values: Any, count: Any) -> tuple[int, ...]:
-    number = whole(BAD_PARAM, "ndim", count)
+    number = length(BAD_PARAM, "ndim", count)
     if number == 0:
         return ()
     if values is None:
         fail(NULL_POINTER, f"{name} must not be null for {number} axes")
     items = tuple([whole(BAD_PARAM, name, item) for item in values])
-    if not 0 <= number <= len(items):
+    if number > len(items):
         fail(BAD_PARAM, f"{name} must have {number} elements, got {len(items)}")
     return items[:number]

@@ -5,9 +5,8 @@ from typing import Any, Final
 
 from normgrad.capi.bridge.handles import Handles
 from normgrad.capi.signatures import Function
+from normgrad.device.failures import LONGEST
 
-# No shape or mask is longer: a count beyond it is garbage, and must not be followed.
-_LONGEST: Final = 4096
 _GETTERS: Final = ("aclGetViewShape", "aclGetViewStrides", "aclGetStorageShape")
 
 
@@ -21,7 +20,9 @@ def external(
     ffi = handles.ffi
 
     def copied(values: Any, count: int) -> Any:
-        return None if values == ffi.NULL else ffi.unpack(values, min(count, _LONGEST))
+        if values == ffi.NULL:
+            return None
+        return ffi.unpack(values, count) if count <= LONGEST else ()  # refused unread
 
     def made(kind: str, found: Any) -> int:
         return 0 if found is None else handles.new(kind, found)
