@@ -155,6 +155,16 @@ static void stages(void)
     EXPECT(layer_plan(&l, &bytes, &executor), ACLNN_ERR_PARAM_INVALID);
     l.tx = x;
     EXPECT(bytes == 7 && executor == (aclOpExecutor*)&l, 1);
+    /* Something alive that is no executor; it stays as it was. */
+    aclrtStream stream = NULL;
+    EXPECT(aclrtCreateStream(&stream), 0);
+    void* others[] = {l.tx, l.mask, l.shape, stream};
+    for (int i = 0; i < 4; i++) {
+        EXPECT(aclnnLayerNormBackward(NULL, 0, (aclOpExecutor*)others[i], NULL),
+               ACLNN_ERR_INNER_NULLPTR);
+        EXPECT(strstr(aclGetRecentErrMsg(), "executor must come from stage 1") != NULL, 1);
+    }
+    EXPECT(aclrtDestroyStream(stream), 0);
 
     EXPECT(layer_plan(&l, &bytes, &executor), 0);
     EXPECT(aclnnLayerNormBackward(workspace, bytes, NULL, NULL), ACLNN_ERR_PARAM_NULLPTR);
