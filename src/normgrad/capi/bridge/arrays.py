@@ -25,7 +25,12 @@ def external(
         return ffi.unpack(values, count) if count <= LONGEST else ()  # refused unread
 
     def made(kind: str, found: Any) -> int:
-        return 0 if found is None else handles.new(kind, found)
+        if found is None:
+            return 0
+        handle = handles.new(kind, found)
+        if not handle:
+            raise MemoryError(f"too many objects of type {function.result} are alive")
+        return handle
 
     def tensor(
         dims: Any,
