@@ -11,6 +11,7 @@ from aclnn_calls import (
     LAYER_NORM,
     OPERATORS,
     OUTPUTS,
+    PARAMETERS,
     accepted,
     arguments,
     compute,
@@ -57,9 +58,26 @@ def on_device(array, **options):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_null_executor_is_161001(name):
-    assert stage_two(name, None, 0, None) == 161001
+@pytest.mark.parametrize("null", [None, 0, np.int64(0)])
+def test_null_executor_is_161001(name, null):
+    assert stage_two(name, null, 0, null, null) == 161001
     assert said() == f"{name}: executor must not be null"
+    assert aclnn.aclSetAclOpExecutorRepeatable(null) == 161001
+    assert aclnn.aclDestroyAclOpExecutor(null) == 0
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_0_is_null_as_none_is(name):
+    numbers = ("training", "eps", "N", "C", "HxW", "group")
+    for key in PARAMETERS[name]:
+        if key in numbers:
+            continue
+        answers = []
+        for null in (None, 0, np.uint64(0)):
+            status, size, executor = stage_one(name, arguments(name) | {key: null})
+            answers.append((status, size, said() if status else ""))
+            assert aclnn.aclDestroyAclOpExecutor(executor) == 0
+        assert answers == answers[:1] * 3
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -128,7 +128,9 @@ def test_contexts():
     assert aclnn.aclrtDestroyContext(context) == 0
     assert aclnn.aclrtDestroyContext(context) == 107002
     assert aclnn.aclrtSetCurrentContext(context) == 107002
-    assert aclnn.aclrtSetCurrentContext(None) == 100000
+    for null in (None, 0):
+        assert aclnn.aclrtSetCurrentContext(null) == 100000
+        assert aclnn.aclrtDestroyContext(null) == 100000
     assert aclnn.aclrtCreateContext(7) == (107001, None)
 
 
@@ -141,7 +143,11 @@ def test_streams(device):
     assert aclnn.aclrtDestroyStream(stream) == 0
     assert aclnn.aclrtDestroyStream(stream) == 107003
     assert aclnn.aclrtSynchronizeStream(stream) == 107003
-    assert aclnn.aclrtDestroyStream(None) == 100000
+    for null in (None, 0, np.uint64(0)):
+        assert aclnn.aclrtDestroyStream(null) == 100000
+        assert aclnn.aclrtSynchronizeStream(null) == 0
+    assert aclnn.aclrtSynchronizeStream(np.zeros(2)) == 107003
+    assert "stream must be alive, got a ndarray" in said()
 
 
 def test_determinism_is_stored(device):

@@ -55,7 +55,7 @@ def test_null_strides_mean_contiguous_and_dims_are_copied():
 
 def test_only_the_stated_number_of_dims_is_read():
     assert aclnn.aclGetViewShape(create(viewDims=(2, 3, 4, 5)))[1] == (2, 3)
-    scalar = create(viewDims=None, viewDimsNum=0, strides=None)
+    scalar = create(viewDims=None, viewDimsNum=0, strides=0)
     assert aclnn.aclGetViewShape(scalar) == (0, (), 0)
     assert scalar.high - scalar.low == 2  # a 0-d tensor is not empty
 
@@ -64,6 +64,7 @@ def test_only_the_stated_number_of_dims_is_read():
     ("changes", "words"),
     [
         ({"viewDims": None}, "viewDims must not be null for 2 elements"),
+        ({"viewDims": 0}, "viewDims must not be null for 2 elements"),
         ({"viewDims": (2,)}, "viewDims must have 2 elements, got 1"),
         ({"viewDimsNum": -1}, "the number of viewDims must be 0 to 4096, got -1"),
         ({"storageDimsNum": 4097}, "the number of storageDims must be 0 to 4096, got 4097"),
@@ -74,6 +75,7 @@ def test_only_the_stated_number_of_dims_is_read():
         ({"format": "ND"}, "format must be a value of aclFormat, got 'ND'"),
         ({"offset": None}, "offset must be an integer, got None"),
         ({"data": "here"}, "data must be an integer, got 'here'"),
+        ({"data": ""}, "data must be an integer, got ''"),
         ({"storageDims": None}, "storageDims must not be null for 2 elements"),
     ],
 )
@@ -102,7 +104,7 @@ def test_arrays_are_copied():
     ],
 )
 def test_destroying(make, destroy):
-    assert destroy(None) == 0
+    assert [destroy(null) for null in (None, 0, np.int64(0))] == [0, 0, 0]
     made = make()
     assert destroy(made) == 0
     assert destroy(made) == 161002
@@ -122,7 +124,7 @@ def test_destroying(make, destroy):
     ],
 )
 def test_asking_null_or_a_destroyed_tensor(ask):
-    assert ask(None)[0] == 161001
+    assert [ask(null)[0] for null in (None, 0)] == [161001, 161001]
     made = create()
     aclnn.aclDestroyTensor(made)
     assert ask(made)[0] == 161002

@@ -118,6 +118,7 @@ def test_every_status_has_a_sentence():
 @pytest.mark.parametrize("name", NAMES)
 def test_null_descriptor_is_3(name):
     refused(3, f"{name}_desc must not be null", **{name: None})
+    refused(3, f"{name}_desc must not be null", **{name: 0})
 
 
 def test_null_handle_is_3():
@@ -331,10 +332,12 @@ def test_null_or_destroyed_desc_is_3():
     assert infiniop.infiniopDestroyBatchNormBackwardDescriptor(desc) == 3
 
 
-def test_destroying_null_is_success():
-    assert infiniop.infiniopDestroyBatchNormBackwardDescriptor(None) == 0
-    assert infiniop.infiniopDestroyHandle(None) == 0
-    assert infiniop.infiniopDestroyTensorDescriptor(None) == 0
+@pytest.mark.parametrize("null", [None, 0, np.int64(0)])
+def test_destroying_null_is_success(null):
+    assert infiniop.infiniopDestroyBatchNormBackwardDescriptor(null) == 0
+    assert infiniop.infiniopDestroyHandle(null) == 0
+    assert infiniop.infiniopDestroyTensorDescriptor(null) == 0
+    assert infiniop.infinirtFree(null) == 0
 
 
 def test_workspace_rules(monkeypatch):
@@ -467,6 +470,7 @@ def test_copies():
     ("arguments", "status"),
     [
         ((2, None, None, F32), 4),
+        ((2, 0, None, F32), 4),
         ((2, (3,), None, F32), 3),
         ((2, (3, -1), None, F32), 3),
         ((1, (3,), (), F32), 3),

@@ -16,7 +16,7 @@ from normgrad.aclnn.status import (
     runtime_status,
 )
 from normgrad.device import memory, memory_of
-from normgrad.device.failures import whole
+from normgrad.device.failures import is_null, whole
 from normgrad.device.memory import OwnershipError
 
 Pointer = int | None
@@ -165,7 +165,7 @@ def _require(
 
 
 def _address(name: str, pointer: Any) -> int:
-    if pointer is None or (isinstance(pointer, int) and pointer == 0):
+    if is_null(pointer):
         fail(BAD_PARAM, f"{name} must not be null")
     return whole(BAD_PARAM, name, pointer)
 

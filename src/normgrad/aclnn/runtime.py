@@ -15,6 +15,7 @@ from normgrad.aclnn.status import (
     reports,
     runtime_status,
 )
+from normgrad.device.failures import is_null
 
 _DETERMINISM = range(4)
 
@@ -174,9 +175,10 @@ def aclrtCreateStream() -> StreamAnswer:
 @runtime_status
 def aclrtDestroyStream(stream: aclrtStream | None) -> Status:
     """End a stream, once its work is done."""
-    if stream is None:
+    if is_null(stream):
         fail(BAD_PARAM, "stream must not be null")
     current_memory().synchronize(stream_number(stream))
+    assert stream is not None
     stream.alive = False
     stream.owner = None
     return ACL_SUCCESS
@@ -259,11 +261,12 @@ def tensor_device() -> str:
 
 def stream_number(stream: Any) -> int:
     """What a backend gets for a stream; null is the default stream, 0."""
-    if stream is None or stream == 0:
+    if is_null(stream):
         return 0
     if type(stream) is not aclrtStream or not stream.alive:
         fail(Status.ACL_ERROR_RT_STREAM_CONTEXT, f"stream must be alive, got {_describe(stream)}")
-    return stream.number
+    number: int = stream.number
+    return number
 
 
 def _describe(stream: Any) -> str:
@@ -280,8 +283,9 @@ def _known(device_id: Any) -> None:
 
 
 def _living(context: Any) -> aclrtContext:
-    if context is None:
+    if is_null(context):
         fail(BAD_PARAM, "context must not be null")
     if type(context) is not aclrtContext or not context.alive:
         fail(Status.ACL_ERROR_RT_CONTEXT_NULL, "context must be one that was not destroyed")
-    return context
+    found: aclrtContext = context
+    return found

@@ -22,7 +22,7 @@ from normgrad.aclnn.status import (
     reports,
 )
 from normgrad.arrays import Array, kind_of
-from normgrad.device.failures import alive, length, whole
+from normgrad.device.failures import alive, is_null, length, whole
 from normgrad.errors import ArrayTypeError, DtypeError
 from normgrad.spec import TensorSpec, row_major
 
@@ -139,7 +139,7 @@ def aclCreateTensor(
     if any(size < 0 for size in shape):
         fail(INVALID, f"viewDims must not be negative, got {shape}")
     steps = row_major(shape)
-    if strides is not None:
+    if not is_null(strides):
         steps = _integers("strides", strides, len(shape))
     storage = _integers("storageDims", storageDims, storageDimsNum)
     if dataType not in DTYPE_BYTES:
@@ -147,7 +147,7 @@ def aclCreateTensor(
     if not isinstance(format, int):
         fail(INVALID, f"format must be a value of aclFormat, got {format!r}")
     start = whole(INVALID, "offset", offset)
-    address = whole(INVALID, "data", data or 0)
+    address = 0 if is_null(data) else whole(INVALID, "data", data)
     spec = TensorSpec(shape, steps, DTYPE_NAMES[dataType])
     kind = TensorKind(spec, int(dataType), int(format), tensor_device(), True)
     return aclTensor(kind, address, start, storage, None)
@@ -204,7 +204,7 @@ def aclDestroyIntArray(array: aclIntArray | None) -> Status:
 
 
 def _destroy(handle: Any, cls: type[Any]) -> Status:
-    if handle is not None:
+    if not is_null(handle):
         living(handle, cls.__name__, cls).alive = False
     return ACL_SUCCESS
 
@@ -255,7 +255,7 @@ def aclGetDataType(tensor: aclTensor | None) -> ValueAnswer:
 
 
 def _asked(tensor: aclTensor | None) -> aclTensor:
-    if tensor is None:
+    if is_null(tensor):
         fail(NULLPTR, "tensor must not be null")
     asked: aclTensor = living(tensor, "tensor", aclTensor)
     return asked
@@ -265,7 +265,7 @@ def _items(name: str, values: Any, count: int) -> tuple[Any, ...]:
     number = length(INVALID, f"the number of {name}", count)
     if number == 0:
         return ()
-    if values is None:
+    if is_null(values):
         fail(NULLPTR, f"{name} must not be null for {number} elements")
     items = tuple(values)
     if number > len(items):

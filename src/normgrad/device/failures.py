@@ -6,12 +6,15 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
+import numpy as np
+
 from normgrad.device import messages
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 AnyStatus = TypeVar("AnyStatus", bound=IntEnum)
 
+INTEGERS: Final = (int, np.integer)  # what may be an address; an array is a buffer
 # No shape or mask is longer: a count beyond it is garbage, and must not be followed.
 LONGEST: Final = 4096
 
@@ -54,6 +57,11 @@ def reports(
         return call
 
     return decorate
+
+
+def is_null(pointer: Any) -> bool:
+    """Whether what stands for a pointer, to memory or to an object of ours, is null: None or 0."""
+    return pointer is None or (isinstance(pointer, INTEGERS) and pointer == 0)
 
 
 def whole(status: IntEnum, name: str, value: Any) -> int:

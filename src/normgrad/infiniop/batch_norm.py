@@ -4,7 +4,7 @@ import functools
 from typing import Any, Final
 
 from normgrad import device as devices
-from normgrad.device.failures import whole
+from normgrad.device.failures import is_null, whole
 from normgrad.device.launch import SLOT, Arrangement, Span
 from normgrad.errors import ArgumentError, BackendError, OverlapError
 from normgrad.hostmem import byte_range
@@ -215,7 +215,7 @@ def infiniopBatchNormBackward(
         address = _address(name, pointer)
         check_range(name, address + low, address + high)
         spans[slot] = Span(address, address + low, address + high)
-    scratch = 0 if workspace is None else whole(BAD_PARAM, "workspace", workspace)
+    scratch = 0 if is_null(workspace) else whole(BAD_PARAM, "workspace", workspace)
     size = whole(BAD_PARAM, "workspace_size", workspace_size)
     if size < found.workspace_bytes:
         rule = f"workspace_size must be at least {found.workspace_bytes}"
@@ -257,7 +257,6 @@ def _descriptor(desc: Any) -> infiniopBatchNormBackwardDescriptor_t:
 
 
 def _address(name: str, pointer: Any) -> int:
-    address = 0 if pointer is None else whole(BAD_PARAM, name, pointer)
-    if not address:
+    if is_null(pointer):
         fail(BAD_PARAM, f"{name} must not be null")
-    return address
+    return whole(BAD_PARAM, name, pointer)

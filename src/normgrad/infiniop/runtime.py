@@ -7,7 +7,7 @@ import numpy as np
 
 from normgrad import device
 from normgrad.device import memory
-from normgrad.device.failures import whole
+from normgrad.device.failures import is_null, whole
 from normgrad.device.memory import OwnershipError
 from normgrad.infiniop.constants import (
     INFINI_DEVICE_CPU,
@@ -162,7 +162,7 @@ def infinirtMalloc(size: int) -> NumberAnswer:
 @status_only
 def infinirtFree(ptr: int | None) -> Status:
     """Free memory, by the very pointer that infinirtMalloc gave. Null is success."""
-    if not ptr:
+    if is_null(ptr):
         return SUCCESS
     try:
         memory.DEVICE.release(whole(BAD_PARAM, "ptr", ptr), "infinirtFree")
@@ -225,7 +225,7 @@ def _copy(dst: Any, src: Any, size: int, kind: int, stream: int, *, wait: bool) 
 
 
 def _side(name: str, where: Any, nbytes: int, *, on_device: bool, written: bool) -> int:
-    if where is None or (isinstance(where, int) and where == 0):
+    if is_null(where):
         fail(NULL_POINTER, f"{name} must not be null")
     if isinstance(where, int):
         check_range(name, where, where + nbytes)
