@@ -158,6 +158,12 @@ int main(void)
     EXPECT(infinirtStreamDestroy(stream), INFINI_STATUS_BAD_PARAM);
     EXPECT(infiniopBatchNormBackward(op, workspace, bytes, dx, dw, db + 1, x, dy, ones, zeros,
                                      ones, stream), INFINI_STATUS_BAD_PARAM);
+    /* The default stream, and one of somebody else: waited for, not ours to end. */
+    EXPECT(infinirtStreamSynchronize(NULL), INFINI_STATUS_SUCCESS);
+    EXPECT(infinirtStreamDestroy(NULL), INFINI_STATUS_SUCCESS);
+    EXPECT(infinirtStreamSynchronize((infinirtStream_t)text), INFINI_STATUS_SUCCESS);
+    EXPECT(infinirtStreamDestroy((infinirtStream_t)text), INFINI_STATUS_BAD_PARAM);
+    EXPECT(infinirtStreamSynchronize((infinirtStream_t)big), INFINI_STATUS_BAD_PARAM);
     EXPECT(infinirtFree(memory), INFINI_STATUS_SUCCESS);
     EXPECT(infinirtFree(memory), INFINI_STATUS_BAD_PARAM);
     EXPECT(infinirtFree(NULL), INFINI_STATUS_SUCCESS);

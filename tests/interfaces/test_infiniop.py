@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from normgrad import batch_norm_backward, infiniop
+from normgrad import aclnn, batch_norm_backward, infiniop
 from normgrad.device import memory
 from normgrad.infiniop import batch_norm as functions
 
@@ -435,6 +435,30 @@ def test_streams():
     assert run(desc, problem(), workspace, size, stream) == 3
     assert "stream must be alive" in said()
     assert run(desc, problem(), workspace, size, "stream") == 3
+    assert "stream must be one of ours or an address, got a str" in said()
+
+
+@pytest.mark.parametrize("null", [None, 0, np.int64(0)])
+def test_null_is_the_default_stream(null):
+    assert infiniop.infinirtStreamSynchronize(null) == 0
+    assert infiniop.infinirtStreamDestroy(null) == 0
+    desc = create()[1]
+    workspace, size = scratch(desc)
+    assert run(desc, problem(), workspace, size, null) == 0
+
+
+@pytest.mark.parametrize("address", [0x1234, np.uintp(0x1234)])
+def test_a_stream_of_somebody_else(address):
+    """It is waited for on the current device, and not ours to end."""
+    assert infiniop.infinirtStreamSynchronize(address) == 0
+    assert infiniop.infinirtStreamDestroy(address) == 3
+    assert "must come from infinirtStreamCreate, got address 0x1234" in said()
+    desc = create()[1]
+    workspace, size = scratch(desc)
+    assert run(desc, problem(), workspace, size, address) == 0
+    for wrong in ("stream", np.zeros(2), aclnn.aclrtStream(None, 0)):
+        assert infiniop.infinirtStreamSynchronize(wrong) == 3
+        assert infiniop.infinirtStreamDestroy(wrong) == 3
 
 
 def test_copies():

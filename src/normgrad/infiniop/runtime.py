@@ -7,7 +7,7 @@ import numpy as np
 
 from normgrad import device
 from normgrad.device import memory
-from normgrad.device.failures import is_null, whole
+from normgrad.device.failures import INTEGERS, is_null, whole
 from normgrad.device.memory import OwnershipError
 from normgrad.infiniop.constants import (
     INFINI_DEVICE_CPU,
@@ -129,21 +129,25 @@ def infinirtStreamCreate() -> StreamAnswer:
 
 
 @status_only
-def infinirtStreamDestroy(stream: infinirtStream_t | None) -> Status:
-    """End a stream, once its work is done. Null is success."""
-    if stream is not None:
-        number = stream_number(stream)
-        device.memory_of(stream.device).synchronize(number)
-        stream.alive = False
-        stream.owner = None
+def infinirtStreamDestroy(stream: Any) -> Status:
+    """End a stream of ours, once its work is done. Null, the default stream, is success."""
+    if is_null(stream):
+        return SUCCESS
+    number = stream_number(stream)
+    if type(stream) is not infinirtStream_t:
+        fail(BAD_PARAM, f"stream must come from infinirtStreamCreate, got address {number:#x}")
+    device.memory_of(stream.device).synchronize(number)
+    stream.alive = False
+    stream.owner = None
     return SUCCESS
 
 
 @status_only
-def infinirtStreamSynchronize(stream: infinirtStream_t | None) -> Status:
-    """Wait for a stream's work; null is the default stream."""
+def infinirtStreamSynchronize(stream: Any) -> Status:
+    """Wait for a stream's work; null and others' streams are the calling thread's device's."""
     number = stream_number(stream)
-    place = current_memory() if stream is None else device.memory_of(stream.device)
+    ours = type(stream) is infinirtStream_t
+    place = device.memory_of(stream.device) if ours else current_memory()
     place.synchronize(number)
     return SUCCESS
 
@@ -200,13 +204,16 @@ def current_memory() -> device.Memory:
 
 def stream_number(stream: Any) -> int:
     """What a backend gets for a stream: one of ours, null, or a CUDA stream by its address."""
-    if stream is None:
+    if is_null(stream):
         return 0
     if type(stream) is infinirtStream_t:
         if not stream.alive:
             fail(BAD_PARAM, "stream must be alive, got one that was destroyed")
-        return stream.number
-    return whole(BAD_PARAM, "stream", stream)
+        number: int = stream.number
+        return number
+    if not isinstance(stream, INTEGERS):
+        fail(BAD_PARAM, f"stream must be one of ours or an address, got a {type(stream).__name__}")
+    return int(stream)
 
 
 def _copy(dst: Any, src: Any, size: int, kind: int, stream: int, *, wait: bool) -> Status:
