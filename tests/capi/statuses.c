@@ -39,7 +39,16 @@ static void runtime(void)
     EXPECT(aclrtCtxSetSysParamOpt(ACL_OPT_DETERMINISTIC, 9), ACL_ERROR_INVALID_PARAM);
     EXPECT(aclrtDestroyContext(context), ACL_SUCCESS);
     EXPECT(aclrtDestroyContext(context), ACL_ERROR_RT_CONTEXT_NULL);
+    /* The device's own context ends as well, and aclrtSetDevice makes a new one. */
     EXPECT(aclrtSetDevice(0), ACL_SUCCESS);
+    EXPECT(aclrtGetCurrentContext(&context), ACL_SUCCESS);
+    EXPECT(aclrtDestroyContext(context), ACL_SUCCESS);
+    EXPECT(aclrtGetCurrentContext(&current), ACL_ERROR_RT_CONTEXT_NULL);
+    EXPECT(aclrtMalloc(&memory, 8, ACL_MEM_MALLOC_HUGE_FIRST), ACL_ERROR_RT_CONTEXT_NULL);
+    EXPECT(aclrtSetDevice(0), ACL_SUCCESS);
+    EXPECT(aclrtGetCurrentContext(&current), ACL_SUCCESS);
+    EXPECT(current == context, 0);
+    EXPECT(aclrtSetCurrentContext(current), ACL_SUCCESS);
 
     EXPECT(aclrtCreateStream(NULL), ACL_ERROR_INVALID_PARAM);
     EXPECT(aclrtCreateStream(&stream), ACL_SUCCESS);

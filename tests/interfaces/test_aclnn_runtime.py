@@ -134,6 +134,20 @@ def test_contexts():
     assert aclnn.aclrtCreateContext(7) == (107001, None)
 
 
+def test_a_destroyed_default_context_is_not_used_again(device):
+    status, context = aclnn.aclrtGetCurrentContext()
+    assert status == 0
+    assert aclnn.aclrtDestroyContext(context) == 0
+    assert aclnn.aclrtGetCurrentContext() == (107002, None)
+    assert aclnn.aclrtMalloc(16) == (107002, 0)
+    assert aclnn.aclrtDestroyContext(context) == 107002
+    assert aclnn.aclrtSetDevice(0) == 0
+    status, new = aclnn.aclrtGetCurrentContext()
+    assert status == 0
+    assert new is not context
+    assert aclnn.aclrtSetCurrentContext(new) == 0
+
+
 def test_streams(device):
     status, stream = aclnn.aclrtCreateStream()
     assert status == 0

@@ -148,8 +148,12 @@ def aclrtCreateContext(deviceId: int) -> ContextAnswer:
 
 @runtime_status
 def aclrtDestroyContext(context: aclrtContext | None) -> Status:
-    """End a context."""
-    _living(context).alive = False
+    """End a context. The next aclrtSetDevice makes a new one where it was the device's own."""
+    with _PROCESS.lock:
+        ended = _living(context)
+        ended.alive = False
+        if _PROCESS.contexts.get(ended.device) is ended:
+            del _PROCESS.contexts[ended.device]
     return ACL_SUCCESS
 
 
