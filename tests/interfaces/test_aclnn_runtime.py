@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import normgrad.aclnn.runtime
 from normgrad import aclnn
@@ -107,9 +108,9 @@ def test_devices():
     for wrong in (1, -1, "0"):
         assert aclnn.aclrtSetDevice(wrong) == 107001
     assert "deviceId must be 0 to 0, got '0'" in said()
-    assert aclnn.aclrtSetDevice(0) == 0
+    assert aclnn.aclrtSetDevice(np.int64(0)) == 0
     assert aclnn.aclrtGetDevice() == (0, 0)
-    assert aclnn.aclrtResetDevice(0) == 0
+    assert aclnn.aclrtResetDevice(np.uint8(0)) == 0
     assert aclnn.aclrtMalloc(16)[0] == 107002
 
 
@@ -203,6 +204,36 @@ def test_copies_there_and_back(device):
     np.testing.assert_array_equal(back, [0, *data[1:]])
     assert [aclnn.aclrtFree(pointer) for pointer in pointers] == [0, 0, 0]
     assert aclnn.aclrtFreeHost(host) == 0
+
+
+def test_a_numpy_integer_is_an_address(device):
+    """Not a buffer of eight bytes, although it would serve as one."""
+    data, back = np.arange(1.0, 3.0), np.zeros(2)
+    host, other = np.uintp(data.ctypes.data), np.uint64(back.ctypes.data)
+    pointer = np.uintp(aclnn.aclrtMalloc(np.int64(16), np.int32(0))[1])
+    assert aclnn.aclrtMemcpy(pointer, np.int64(16), host, np.int64(16), np.int32(1)) == 0, said()
+    assert aclnn.aclrtMemcpy(other, 16, pointer, 16, D2H) == 0, said()
+    np.testing.assert_array_equal(back, data)
+    assert aclnn.aclrtMemcpy(pointer, 8, np.uintp(0), 8, H2D) == 100000
+    assert "src must not be null" in said()
+    assert aclnn.aclrtFree(pointer) == 0
+
+
+@pytest.mark.parametrize(
+    "what", ["abcd", [1, 2, 3, 4], torch.ones(4), 2.5, memoryview(b"12345678")[::2]]
+)
+def test_what_is_neither_address_nor_buffer(device, what):
+    pointer = aclnn.aclrtMalloc(16)[1]
+    words = f"must be an address or a contiguous buffer, got a {type(what).__name__}"
+    assert aclnn.aclrtMemcpy(pointer, 4, what, 4, H2D) == 100000
+    assert f"src {words}" in said()
+    assert aclnn.aclrtMemcpy(what, 4, pointer, 4, D2H) == 100000
+    assert f"dst {words}" in said()
+    assert aclnn.aclrtMemcpy(what, 4, b"1234", 4, H2D) == 100000
+    assert "dst must be an integer" in said()
+    assert aclnn.aclrtMalloc(8, what) == (100000, 0)
+    assert aclnn.aclrtMemcpy(pointer, 4, b"1234", 4, np.ones(2)) == 100000
+    assert aclnn.aclrtFree(pointer) == 0
 
 
 def test_copy_rules(device):

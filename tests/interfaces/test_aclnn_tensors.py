@@ -72,6 +72,7 @@ def test_only_the_stated_number_of_dims_is_read():
         ({"viewDims": (2, 0.5)}, "viewDims must be an integer, got 0.5"),
         ({"strides": (1,)}, "strides must have 2 elements, got 1"),
         ({"dataType": 99}, "dataType must be a value of aclDataType, got 99"),
+        ({"dataType": [0]}, "dataType must be a value of aclDataType, got [0]"),
         ({"format": "ND"}, "format must be a value of aclFormat, got 'ND'"),
         ({"offset": None}, "offset must be an integer, got None"),
         ({"data": "here"}, "data must be an integer, got 'here'"),
@@ -82,6 +83,24 @@ def test_only_the_stated_number_of_dims_is_read():
 def test_a_tensor_that_cannot_be_made_is_none(changes, words):
     assert create(**changes) is None
     assert said() == f"aclCreateTensor: {words}"
+
+
+def test_numpy_integers_in_every_place():
+    numbers = {
+        "viewDims": np.array([2, 3]),
+        "viewDimsNum": np.int64(2),
+        "dataType": np.int32(1),
+        "strides": np.array([4, 1]),
+        "offset": np.int64(5),
+        "format": np.int64(2),
+        "storageDims": np.array([3, 4], np.uint32),
+        "storageDimsNum": np.uint64(2),
+        "data": np.uintp(4096),
+    }
+    made = create(**numbers)
+    assert made is not None, said()
+    assert made.kind == create(format=2).kind
+    assert (made.address, type(made.address)) == (4096 + 5 * 2, int)
 
 
 def test_arrays_are_copied():

@@ -410,7 +410,9 @@ def test_devices_of_threads():
     assert infiniop.infinirtSetDevice(0, 1) == 6
     gpus = infiniop.infinirtGetDeviceCount(infiniop.INFINI_DEVICE_NVIDIA)[1]
     assert infiniop.infinirtSetDevice(1, gpus) == 6
-    assert infiniop.infinirtSetDevice(0, 0) == 0
+    assert infiniop.infinirtSetDevice(np.zeros(2), 0) == 5
+    assert infiniop.infinirtSetDevice(np.int32(0), np.ones(2)) == 6
+    assert infiniop.infinirtSetDevice(np.int64(0), np.int64(0)) == 0
     seen = []
     thread = threading.Thread(target=lambda: seen.append(infiniop.infinirtGetDevice()))
     thread.start()
@@ -488,6 +490,27 @@ def test_copies():
     assert infiniop.infinirtMalloc(0) == (0, 0)
     assert infiniop.infinirtMalloc(-1) == (3, 0)
     assert infiniop.infinirtMalloc(1 << 62) == (1, 0)
+
+
+def test_a_numpy_integer_is_an_address():
+    data, back = np.arange(1.0, 3.0), np.zeros(2)
+    pointer = np.uintp(infiniop.infinirtMalloc(np.int64(16))[1])
+    source = np.uintp(data.ctypes.data)
+    assert infiniop.infinirtMemcpy(pointer, source, np.int64(16), np.int32(1)) == 0, said()
+    assert infiniop.infinirtMemcpy(np.uintp(back.ctypes.data), pointer, 16, D2H) == 0, said()
+    np.testing.assert_array_equal(back, data)
+    assert infiniop.infinirtMemcpy(pointer, np.uintp(0), 8, H2D) == 4
+    assert infiniop.infinirtFree(pointer) == 0
+
+
+@pytest.mark.parametrize("what", ["abcd", [1, 2, 3, 4], torch.ones(4), 2.5])
+def test_what_is_neither_address_nor_buffer(what):
+    pointer = infiniop.infinirtMalloc(16)[1]
+    assert infiniop.infinirtMemcpy(pointer, what, 4, H2D) == 3
+    assert f"src must be an address or a contiguous buffer, got a {type(what).__name__}" in said()
+    assert infiniop.infinirtMemcpy(what, b"1234", 4, H2D) == 3
+    assert f"dst must be an address, got a {type(what).__name__}" in said()
+    assert infiniop.infinirtFree(pointer) == 0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from normgrad.aclnn.status import (
     reports,
     runtime_status,
 )
-from normgrad.device.failures import is_null
+from normgrad.device.failures import INTEGERS, is_null
 
 _DETERMINISM = range(4)
 
@@ -107,9 +107,9 @@ def device_count() -> int:
 @runtime_status
 def aclrtSetDevice(deviceId: int) -> Status:
     """Make a device the calling thread's."""
-    _known(deviceId)
+    number = _known(deviceId)
     with _PROCESS.lock:
-        context = _PROCESS.contexts.setdefault(deviceId, aclrtContext(deviceId))
+        context = _PROCESS.contexts.setdefault(number, aclrtContext(number))
     _THREAD.context = context
     return ACL_SUCCESS
 
@@ -117,9 +117,9 @@ def aclrtSetDevice(deviceId: int) -> Status:
 @runtime_status
 def aclrtResetDevice(deviceId: int) -> Status:
     """Give a device up; memory that was not freed stays readable until it is."""
-    _known(deviceId)
+    number = _known(deviceId)
     with _PROCESS.lock:
-        context = _PROCESS.contexts.pop(deviceId, None)
+        context = _PROCESS.contexts.pop(number, None)
         if context is not None:
             context.alive = False
     return ACL_SUCCESS
@@ -140,8 +140,8 @@ def aclrtGetDeviceCount() -> NumberAnswer:
 @reports(*RUNTIME_CODES, _no_context)
 def aclrtCreateContext(deviceId: int) -> ContextAnswer:
     """Status, and a new context, which becomes the calling thread's."""
-    _known(deviceId)
-    context = aclrtContext(deviceId)
+    number = _known(deviceId)
+    context = aclrtContext(number)
     _THREAD.context = context
     return ACL_SUCCESS, context
 
@@ -279,11 +279,12 @@ def _describe(stream: Any) -> str:
     return f"a {type(stream).__name__}"
 
 
-def _known(device_id: Any) -> None:
+def _known(device_id: Any) -> int:
     count = device_count()
-    if not isinstance(device_id, int) or not 0 <= device_id < count:
+    if not isinstance(device_id, INTEGERS) or not 0 <= device_id < count:
         rule = f"deviceId must be 0 to {count - 1}, got {device_id!r}"
         fail(Status.ACL_ERROR_RT_INVALID_DEVICEID, rule)
+    return int(device_id)
 
 
 def _living(context: Any) -> aclrtContext:

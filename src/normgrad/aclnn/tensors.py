@@ -22,7 +22,7 @@ from normgrad.aclnn.status import (
     reports,
 )
 from normgrad.arrays import Array, kind_of
-from normgrad.device.failures import alive, is_null, length, whole
+from normgrad.device.failures import INTEGERS, alive, is_null, length, whole
 from normgrad.errors import ArrayTypeError, DtypeError
 from normgrad.spec import TensorSpec, row_major
 
@@ -142,13 +142,13 @@ def aclCreateTensor(
     if not is_null(strides):
         steps = _integers("strides", strides, len(shape))
     storage = _integers("storageDims", storageDims, storageDimsNum)
-    if dataType not in DTYPE_BYTES:
+    if not isinstance(dataType, INTEGERS) or dataType not in DTYPE_BYTES:
         fail(INVALID, f"dataType must be a value of aclDataType, got {dataType!r}")
-    if not isinstance(format, int):
+    if not isinstance(format, INTEGERS):
         fail(INVALID, f"format must be a value of aclFormat, got {format!r}")
     start = whole(INVALID, "offset", offset)
     address = 0 if is_null(data) else whole(INVALID, "data", data)
-    spec = TensorSpec(shape, steps, DTYPE_NAMES[dataType])
+    spec = TensorSpec(shape, steps, DTYPE_NAMES[int(dataType)])
     kind = TensorKind(spec, int(dataType), int(format), tensor_device(), True)
     return aclTensor(kind, address, start, storage, None)
 

@@ -72,6 +72,13 @@ def whole(status: IntEnum, name: str, value: Any) -> int:
         fail(status, f"{name} must be an integer, got {value!r}")
 
 
+def one_of(status: IntEnum, name: str, value: Any, choices: type[IntEnum]) -> int:
+    """A value of an enumeration, or the status."""
+    if not isinstance(value, INTEGERS) or value not in tuple(choices):
+        fail(status, f"{name} must be a value of {choices.__name__}, got {value!r}")
+    return int(value)
+
+
 def length(status: IntEnum, name: str, count: Any) -> int:
     """How many elements an array has, or the status for a number that no array has."""
     number = whole(status, name, count)
