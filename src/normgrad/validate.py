@@ -7,11 +7,10 @@ import contextlib
 import math
 from collections.abc import Iterator
 
-import numpy as np
-
 from normgrad.dtypes import COUNTS, FLOATS
 from normgrad.errors import ArgumentError, DtypeError, OptionError, OverlapError, ShapeError
 from normgrad.spec import STATISTIC_KINDS, Op, Spec, TensorSpec
+from normgrad.strides import overlaps_itself
 
 MAX_RANK = 8
 MIN_RANK = {
@@ -29,8 +28,6 @@ REQUIRED = {
     Op.LAYER_NORM: ("mean", "rstd"),
     Op.GROUP_NORM: ("mean", "rstd"),
 }
-# Up to here the exact test for overlap inside a result may list every offset (8 MB).
-_LISTED = 1 << 20
 
 # The names of the functional API; an interface with other names passes its own to `render`.
 _DATA = {"dy": "grad_out", "x": "input", "gamma": "weight", "dx": "grad_input"}
@@ -219,9 +216,12 @@ def _check_result(spec: Spec, role: str) -> None:
     expected = result_shape(spec, role)
     if tensor.shape != expected:
         raise ShapeError(role, f"must have the shape {expected}", f"shape {tensor.shape}")
-    if overlaps_itself(tensor):
-        got = f"strides {tensor.strides}"
-        raise OverlapError(role, "must not have two elements at one address", got)
+    overlap = overlaps_itself(tensor)
+    if overlap is not False:
+        rule = "must not have two elements at one address"
+        if overlap is None:
+            rule = "must be plain enough to see that no two elements share an address"
+        raise OverlapError(role, rule, f"strides {tensor.strides} for shape {tensor.shape}")
 
 
 def result_shape(spec: Spec, role: str) -> tuple[int, ...]:
@@ -235,31 +235,3 @@ def result_shape(spec: Spec, role: str) -> tuple[int, ...]:
             return spec.gamma.shape
         return ((spec.extents or spec.x.shape)[1],)
     return (spec.x.shape[spec.channel_axis],)
-
-
-def overlaps_itself(tensor: TensorSpec) -> bool:
-    """Whether two elements of the view share an address."""
-    if tensor.size <= 1:
-        return False
-    axes = sorted(
-        (abs(stride), size)
-        for size, stride in zip(tensor.shape, tensor.strides, strict=True)
-        if size > 1
-    )
-    reach = 0
-    nested = True
-    for stride, size in axes:
-        if stride == 0:
-            return True
-        nested = nested and stride > reach
-        reach += stride * (size - 1)
-    if nested:
-        return False
-    if tensor.size > reach + 1:  # more elements than addresses
-        return True
-    if tensor.size > _LISTED:
-        return True
-    offsets = np.zeros(1, np.int64)
-    for stride, size in axes:
-        offsets = (offsets[:, None] + np.arange(size) * stride).ravel()
-    return len(np.unique(offsets)) != offsets.size
