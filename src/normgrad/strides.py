@@ -1,4 +1,4 @@
-"""Whether the elements of one view lie apart, found out from its strides alone."""
+"""What strides tell, whatever their size: whether elements lie apart, and where nobody steps."""
 
 import math
 from collections.abc import Sequence
@@ -12,6 +12,19 @@ from normgrad.spec import TensorSpec
 # steps (60 ms). Both are for views that no slicing, flipping or transposing of an array makes.
 _LISTED: Final = 1 << 20
 _STEPS: Final = 50_000
+# More elements than anything has: from here on a stride may be too large to compute with.
+_FAR: Final = 1 << 57
+
+
+def without_idle_strides(tensor: TensorSpec) -> TensorSpec:
+    """The same view. Along axes of size 1 nobody steps: their strides may be any number."""
+    if all(-_FAR < stride < _FAR for stride in tensor.strides):
+        return tensor
+    strides = [
+        0 if size == 1 else stride
+        for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+    ]
+    return TensorSpec(tensor.shape, tuple(strides), tensor.dtype)
 
 
 class _TooLongError(Exception):

@@ -7,12 +7,15 @@ import contextlib
 import math
 from collections.abc import Iterator
 
-from normgrad.dtypes import COUNTS, FLOATS
+from normgrad.dtypes import COUNTS, FLOATS, ITEMSIZE
 from normgrad.errors import ArgumentError, DtypeError, OptionError, OverlapError, ShapeError
+from normgrad.hostmem import byte_range
 from normgrad.spec import STATISTIC_KINDS, Op, Spec, TensorSpec
 from normgrad.strides import overlaps_itself
 
 MAX_RANK = 8
+# No processor's addresses have more bits. What is computed from sizes and strides fits in int64.
+_ADDRESS_BITS = 57
 MIN_RANK = {
     Op.BATCH_NORM: 2,
     Op.BATCH_NORM_REDUCE: 2,
@@ -62,6 +65,8 @@ def validate_operands(spec: Spec) -> None:
         _check_options(spec)
         _check_data(spec)
         _check_vectors(spec)
+        for role in spec.operands:
+            _check_span(spec, role)
 
 
 def validate_data(spec: Spec) -> None:
@@ -216,12 +221,23 @@ def _check_result(spec: Spec, role: str) -> None:
     expected = result_shape(spec, role)
     if tensor.shape != expected:
         raise ShapeError(role, f"must have the shape {expected}", f"shape {tensor.shape}")
+    _check_span(spec, role)
     overlap = overlaps_itself(tensor)
     if overlap is not False:
         rule = "must not have two elements at one address"
         if overlap is None:
             rule = "must be plain enough to see that no two elements share an address"
         raise OverlapError(role, rule, f"strides {tensor.strides} for shape {tensor.shape}")
+
+
+def _check_span(spec: Spec, role: str) -> None:
+    tensor = spec.tensor(role)
+    assert tensor is not None
+    low, high = byte_range(tensor)
+    # With strides of 0 there may be more elements than bytes.
+    if max(high - low, tensor.size * ITEMSIZE[tensor.dtype]) >= 1 << _ADDRESS_BITS:
+        got = f"shape {tensor.shape} with strides {tensor.strides}"
+        raise ShapeError(role, f"must have and span less than 2**{_ADDRESS_BITS} bytes", got)
 
 
 def result_shape(spec: Spec, role: str) -> tuple[int, ...]:

@@ -110,7 +110,21 @@ int main(void)
     EXPECT(infiniopCreateTensorDescriptor(&none, (size_t)-1, last, (const ptrdiff_t*)last,
                                           INFINI_DTYPE_F32), INFINI_STATUS_BAD_PARAM);
     EXPECT(strstr(infiniGetRecentErrMsg(), "ndim must be 0 to 4096") != NULL && !none, 1);
+    /* More than there are addresses. */
+    const size_t huge = (size_t)1 << 40;
+    const ptrdiff_t far[1] = {(ptrdiff_t)1 << 62}, back_far[1] = {PTRDIFF_MIN};
+    infiniopTensorDescriptor_t whale = describe(3, huge, C, huge, NULL, INFINI_DTYPE_F32);
+    infiniopTensorDescriptor_t stretched = describe(1, C, 0, 0, far, INFINI_DTYPE_F32);
+    infiniopTensorDescriptor_t turned_far = describe(1, C, 0, 0, back_far, INFINI_DTYPE_F32);
     other = op;
+    EXPECT(CREATE(handle, &op, whale, vec, vec, whale, whale, vec, vec, vec),
+           INFINI_STATUS_BAD_TENSOR_SHAPE);
+    EXPECT(CREATE(handle, &op, big, stretched, vec, big, big, vec, vec, vec),
+           INFINI_STATUS_BAD_TENSOR_STRIDES);
+    EXPECT(CREATE(handle, &op, big, vec, vec, big, big, vec, vec, turned_far),
+           INFINI_STATUS_BAD_TENSOR_STRIDES);
+    EXPECT(infiniopDestroyTensorDescriptor(whale) || infiniopDestroyTensorDescriptor(stretched) ||
+           infiniopDestroyTensorDescriptor(turned_far), 0);
     EXPECT(CREATE(NULL, &op, big, vec, vec, big, big, vec, vec, vec), INFINI_STATUS_BAD_PARAM);
     EXPECT(CREATE(handle, NULL, big, vec, vec, big, big, vec, vec, vec), INFINI_STATUS_BAD_PARAM);
     EXPECT(CREATE(handle, &op, big, vec, vec, NULL, big, vec, vec, vec), INFINI_STATUS_BAD_PARAM);

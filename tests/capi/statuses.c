@@ -119,6 +119,13 @@ static void tensors(void)
     EXPECT(strstr(aclGetRecentErrMsg(), "viewDims must not be null") != NULL, 1);
     EXPECT(aclCreateTensor(dims, 1, (aclDataType)99, NULL, 0, ACL_FORMAT_ND, dims, 1, data) == NULL,
            1);
+    /* Strides that no int64 holds: those of an empty tensor, which nobody uses. */
+    const int64_t huge[3] = {0, (int64_t)1 << 40, (int64_t)1 << 40};
+    tensor = aclCreateTensor(huge, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, huge, 3, NULL);
+    EXPECT(aclGetViewStrides(tensor, &steps, &rank), 0);
+    EXPECT(rank == 3 && steps[0] == INT64_MAX && steps[1] == (int64_t)1 << 40 && steps[2] == 1, 1);
+    free(steps);
+    EXPECT(aclDestroyTensor(tensor), 0);
     /* A count that is garbage is refused before anything is read. */
     const int64_t* last = edge(2, 3);
     const uint64_t garbage[] = {(uint64_t)-1, (uint64_t)1 << 63, 4097};
@@ -164,6 +171,23 @@ static void stages(void)
     EXPECT(layer_plan(&l, &bytes, &executor), ACLNN_ERR_PARAM_INVALID);
     l.tx = x;
     EXPECT(bytes == 7 && executor == (aclOpExecutor*)&l, 1);
+    /* Beyond all addresses: an operand is refused, an empty tensor is fine. */
+    const int64_t dims[2] = {2, 2}, none[2] = {0, 2}, far = (int64_t)1 << 62;
+    l.tx = aclCreateTensor(dims, 2, ACL_FLOAT, NULL, far, ACL_FORMAT_ND, dims, 2, l.x);
+    EXPECT(layer_plan(&l, &bytes, &executor), ACLNN_ERR_PARAM_INVALID);
+    EXPECT(strstr(aclGetRecentErrMsg(), "input must lie where addresses reach") != NULL, 1);
+    EXPECT(aclDestroyTensor(l.tx), 0);
+    l.tx = x;
+    aclTensor* empty = aclCreateTensor(none, 2, ACL_FLOAT, NULL, far, ACL_FORMAT_ND, none, 2, &l);
+    EXPECT(aclnnLayerNormBackwardGetWorkspaceSize(empty, empty, l.shape, empty, empty, NULL, NULL,
+                                                  l.mask, empty, l.tdgamma, l.tdbeta, &bytes,
+                                                  &kept), 0);
+    EXPECT(aclnnLayerNormBackward(workspace, bytes, kept, NULL), 0);
+    EXPECT(l.dgamma[0] == 0 && l.dbeta[1] == 0, 1);
+    EXPECT(aclDestroyTensor(empty), 0);
+    layer_poison(&l);
+    bytes = 7;
+
     /* Something alive that is no executor; it stays as it was. */
     aclrtStream stream = NULL;
     EXPECT(aclrtCreateStream(&stream), 0);

@@ -160,6 +160,7 @@ def test_gamma_count_not_c():
 @pytest.mark.parametrize("name", ["N", "C", "HxW"])
 def test_sizes_negative(name):
     check(161002, ("N, C and HxW must not be negative", "-1"), **{name: -1})
+    check(161002, f"{name} must be an int64, got {2**63}", **{name: 2**63})
 
 
 @pytest.mark.parametrize("name", ["gradOut", "input", "mean", "rstd", "gamma"])

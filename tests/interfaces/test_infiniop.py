@@ -207,6 +207,27 @@ def test_output_vector_of_stride_0_is_12():
 def test_strides_of_axes_of_size_1_do_not_matter():
     given = tensors((1, 3, 1))
     assert create(given, input=describe((1, 3, 1), (77, 1, 5)))[0] == 0
+    given = tensors((2, 1, 4))
+    far = {name: describe((1,), (-(2**63),)) for name in NAMES if name not in BIG}
+    desc = create({**given, **far})[1]
+    arrays = problem((2, 1, 4))
+    want = expected(arrays)
+    arrays["grad_weight"] = arrays["weight"]  # through memory of our own
+    pointer, size = scratch(desc)
+    assert run(desc, arrays, pointer, size) == 0, said()
+    np.testing.assert_array_equal(arrays["grad_weight"], want.grad_weight)
+
+
+@pytest.mark.parametrize("shape", [(2**40, 2, 2**40), (2**62, 1, 2), (2**64 - 1, 3, 1)])
+def test_more_data_than_addresses_is_11(shape):
+    assert create(tensors(shape)) == (11, None)
+    assert "grad_input must have and span less than 2**57 bytes" in said()
+
+
+@pytest.mark.parametrize("step", [2**62, -(2**62), 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("name", ["weight", "running_var", "grad_bias"])
+def test_a_vector_beyond_all_addresses_is_12(name, step):
+    refused(12, f"{name} must have and span less", **{name: describe((3,), (step,))})
 
 
 def test_descriptors_copy_what_they_are_given():

@@ -31,6 +31,7 @@ ARENA = 1 << 16
 MARK = 0xA5
 STRANGE = (None, 0, -1, 1 << 70, 2.5, "x", (), [1], float("nan"), object(), np.zeros(2), True)
 FORMATS = tuple(aclnn.aclFormat)
+EXTREME = (2**31, -(2**40), 2**61, -(2**62), 2**63 - 1, -(2**63))
 
 
 class Arena:
@@ -65,6 +66,10 @@ class Arena:
         elif chance < 0.2:
             strides = [self.random.choice((1, 2, 3, 5, 12, 60, 0, -1)) for _ in shape]
             offset = self.random.randrange(64)
+            if pick() < 0.1:
+                strides = [self.random.choice((*EXTREME, 1)) for _ in shape]
+            if pick() < 0.1:
+                offset = self.random.choice(EXTREME)
         elif chance < 0.22:
             place = self.random.choice((0, 1, self.base - 4, self.base + ARENA - 4, 1 << 60))
         made = aclnn.aclCreateTensor(
@@ -264,6 +269,8 @@ def test_infiniop_create():
     names = ("dx", "dw", "db", "x", "dy", "w", "m", "v")
     for _ in range(ROUNDS):
         shape = tuple(rng.choice((1, 2, 3, 4, 0)) for _ in range(3))
+        if rng.random() < 0.02:
+            shape = tuple(rng.choice((0, 1, 2**40, 2**63, 2**64 - 1)) for _ in range(3))
         dtype = rng.choice(dtypes)
         given = []
         for name in names:
@@ -271,7 +278,7 @@ def test_infiniop_create():
             dims = bent(rng, shape if big else shape[1:2])
             strides = None
             if rng.random() < (0.05 if big else 0.2):
-                strides = [rng.choice((1, 2, -1, 4, 0)) for _ in dims]
+                strides = [rng.choice((1, 2, -1, 4, 0, *EXTREME[::3])) for _ in dims]
             kind = dtype if rng.random() < 0.98 else rng.choice((5, 6, 12, 13, 14, 19, 77))
             made = infiniop.infiniopCreateTensorDescriptor(len(dims), dims, strides, kind)[1]
             chance = rng.random()

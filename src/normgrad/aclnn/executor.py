@@ -28,11 +28,13 @@ from normgrad.device.memory import OwnershipError
 from normgrad.errors import ArgumentError, BackendError
 from normgrad.plan import make_plan
 from normgrad.spec import ROLES, StatisticKind
+from normgrad.strides import without_idle_strides
 
 StageOneAnswer = tuple[Status, int, "aclOpExecutor | None"]
 
 NO_MASK: Final = object()  # an operator without outputMask
 _CACHED = 4096
+_ADDRESSES: Final = 2**63  # kernels count them in int64; no program has one beyond
 _CLAIM = threading.Lock()
 
 
@@ -150,7 +152,11 @@ def _decide(
     bits: tuple[bool, ...],
     options: tuple[Any, ...],
 ) -> Decision:
-    given = {name: kind for name, kind in zip(page.tensors, kinds, strict=True) if kind is not None}
+    given = {
+        name: kind._replace(tensor=without_idle_strides(kind.tensor))
+        for name, kind in zip(page.tensors, kinds, strict=True)
+        if kind is not None
+    }
     call = Call(product, saved, given, bits, options)
     for rule in page.rules:
         rule(call)
@@ -182,6 +188,9 @@ def _check_memory(name: str, tensor: aclTensor) -> None:
         return
     if not tensor.data:
         fail(NULLPTR, f"{name}'s data must not be null for shape {tensor.kind.tensor.shape}")
+    if not 0 < tensor.low < tensor.high <= _ADDRESSES:
+        got = f"bytes {tensor.low:#x} to {tensor.high:#x}"
+        fail(INVALID, f"{name} must lie where addresses reach, 0 to {_ADDRESSES:#x}, got {got}")
     if tensor.address % tensor.itemsize:
         rule = f"must begin at a multiple of {tensor.itemsize} bytes"
         fail(INVALID, f"{name} {rule}, got address {tensor.address:#x}")

@@ -1,7 +1,7 @@
 """aclTensor, aclBoolArray, aclIntArray: made, asked and destroyed."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from normgrad.aclnn.constants import (
     ACL_FORMAT_ND,
@@ -26,6 +26,7 @@ from normgrad.device.failures import INTEGERS, alive, is_null, length, whole
 from normgrad.errors import ArrayTypeError, DtypeError
 from normgrad.spec import TensorSpec, row_major
 
+_INT64_MAX: Final = 2**63 - 1
 _DTYPE_OF_NAME = {name: aclDataType(value) for value, name in DTYPE_NAMES.items()}
 
 
@@ -65,13 +66,14 @@ class aclTensor:
         self.owner = owner  # None: the memory belongs to an allocation
         self.alive = True
         self.itemsize = DTYPE_BYTES[kind.dtype]
-        self.address = data + offset * self.itemsize
-        self.low, self.high = self.address, self.address
+        self.address = self.low = self.high = 0  # nothing of an empty tensor lies anywhere
         shape, strides, _ = kind.tensor
         if kind.tensor.size:
+            self.address = data + offset * self.itemsize
             spans = [(size - 1) * step for size, step in zip(shape, strides, strict=True)]
-            self.low += sum(span for span in spans if span < 0) * self.itemsize
-            self.high += (sum(span for span in spans if span > 0) + 1) * self.itemsize
+            self.low = self.address + sum(span for span in spans if span < 0) * self.itemsize
+            above = sum(span for span in spans if span > 0) + 1
+            self.high = self.address + above * self.itemsize
 
     def __repr__(self) -> str:
         shape, strides, dtype = self.kind.tensor
@@ -138,7 +140,8 @@ def aclCreateTensor(
     shape = _integers("viewDims", viewDims, viewDimsNum)
     if any(size < 0 for size in shape):
         fail(INVALID, f"viewDims must not be negative, got {shape}")
-    steps = row_major(shape)
+    # An empty tensor may have sizes whose strides no int64 holds; nobody steps by them.
+    steps = tuple([min(step, _INT64_MAX) for step in row_major(shape)])
     if not is_null(strides):
         steps = _integers("strides", strides, len(shape))
     storage = _integers("storageDims", storageDims, storageDimsNum)

@@ -71,13 +71,12 @@ def external(
                 return null_result(function, function.parameters[place].name)
         status, items, number = target(handles.find(pointer))
         if status == 0:
+            packed = ffi.new("int64_t[]", items)  # before there is memory to lose
             room = handles.lib.malloc(max(number, 1) * 8)  # the caller frees it
             if room == ffi.NULL:
                 raise MemoryError(f"{number} numbers")
-            copy = ffi.cast("int64_t*", room)
-            for place, item in enumerate(items):
-                copy[place] = item
-            values[0] = copy
+            ffi.memmove(room, packed, number * 8)
+            values[0] = ffi.cast("int64_t*", room)
             count[0] = number
         return int(status)
 
