@@ -337,7 +337,61 @@ def test_memory_is_kept_by_many_threads(device):
     assert not wrong
 
 
-def test_bad_device_setting_is_a_status(monkeypatch):
-    monkeypatch.setenv("NORMGRAD_DEVICE", "tpu")
+@pytest.mark.parametrize("setting", ["tpu", "cuda:", "cuda:first", "cudax"])
+def test_bad_device_setting_is_a_status(monkeypatch, setting):
+    monkeypatch.setenv("NORMGRAD_DEVICE", setting)
     assert aclnn.aclrtSetDevice(0) == 500000
-    assert "NORMGRAD_DEVICE must be cpu, cuda or cuda:N, got 'tpu'" in said()
+    assert f"NORMGRAD_DEVICE must be cpu, cuda or cuda:N, got '{setting}'" in said()
+
+
+@pytest.fixture
+def three_gpus(monkeypatch):
+    """Memory that only says where it would be: the GPUs on which something was allocated."""
+    used = []
+
+    class Named:
+        def __init__(self, name):
+            self.device = name
+
+        def allocate(self, nbytes):
+            used.append(self.device)
+            return None, 4096 * len(used)
+
+    fakes = {f"cuda:{number}": Named(f"cuda:{number}") for number in range(3)}
+    monkeypatch.setattr(normgrad.device, "_MEMORIES", fakes)
+    monkeypatch.setattr(memory, "DEVICE", memory.Allocations("device"))  # not to be remembered
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    return used
+
+
+def place_of_new_tensor():
+    return aclnn.aclCreateTensor((2,), 1, 0, None, 0, 2, (2,), 1, 4096).kind.device
+
+
+@pytest.mark.parametrize(("setting", "first"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_gpus_are_counted_from_the_one_that_is_named(monkeypatch, three_gpus, setting, first):
+    monkeypatch.setenv("NORMGRAD_DEVICE", setting)
+    assert aclnn.aclrtGetDeviceCount() == (0, 3 - first)
+    assert place_of_new_tensor() == f"cuda:{first}"  # before any device is set
+    for number in range(3 - first):
+        assert aclnn.aclrtSetDevice(number) == 0
+        assert aclnn.aclrtGetDevice() == (0, number)
+        pointer = aclnn.aclrtMalloc(16)[1]
+        assert three_gpus[-1] == place_of_new_tensor() == f"cuda:{first + number}"
+        assert aclnn.aclrtFree(pointer) == 0
+    assert aclnn.aclrtSetDevice(3 - first) == 107001
+
+
+def test_tensors_of_a_thread_without_a_device_are_where_its_memory_is(monkeypatch, three_gpus):
+    monkeypatch.setenv("NORMGRAD_DEVICE", "cuda")
+    assert aclnn.aclrtSetDevice(1) == 0
+    seen = []
+
+    def work():
+        pointer = aclnn.aclrtMalloc(16)[1]
+        seen.append((three_gpus[-1], place_of_new_tensor(), aclnn.aclrtFree(pointer)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [("cuda:1", "cuda:1", 0)]

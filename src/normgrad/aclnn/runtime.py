@@ -96,12 +96,14 @@ def aclFinalize() -> Status:
 
 
 def device_count() -> int:
-    """How many devices there are: the host is one."""
-    if device.memory_of(device.default_device()).device == "cpu":
+    """How many devices there are: the host is one, or the GPUs from NORMGRAD_DEVICE's on."""
+    device.memory_of(_place(0))  # raises where there is no such device
+    first = device.first_gpu()
+    if first is None:
         return 1
     import torch
 
-    return torch.cuda.device_count()
+    return torch.cuda.device_count() - first
 
 
 @runtime_status
@@ -233,34 +235,35 @@ def aclrtCtxGetSysParamOpt(opt: int) -> NumberAnswer:
 
 def current_context() -> aclrtContext:
     """The calling thread's context, else that of the device which the process set first."""
-    context = _THREAD.context
-    if context is not None and context.alive:
-        return context
-    with _PROCESS.lock:
-        context = next(iter(_PROCESS.contexts.values()), None)
+    context = _context()
     if context is None:
         fail(Status.ACL_ERROR_RT_CONTEXT_NULL, "no device is set: call aclrtSetDevice first")
     return context
 
 
+def _context() -> aclrtContext | None:
+    context = _THREAD.context
+    if context is not None and context.alive:
+        return context
+    with _PROCESS.lock:
+        return next(iter(_PROCESS.contexts.values()), None)
+
+
 def current_memory() -> device.Memory:
     """The memory of the calling thread's device."""
-    return memory_of_device(current_context().device)
-
-
-def memory_of_device(device_id: int) -> device.Memory:
-    """The memory behind a device number."""
-    where = device.default_device()
-    return device.memory_of(f"cuda:{device_id}" if where.startswith("cuda") else where)
+    return device.memory_of(_place(current_context().device))
 
 
 def tensor_device() -> str:
-    """Where a tensor over raw memory is taken to be: on the thread's device, if one is set."""
-    where = device.default_device()
-    context = _THREAD.context
-    if where.startswith("cuda") and context is not None and context.alive:
-        return f"cuda:{context.device}"
-    return where
+    """Where a tensor over raw memory is taken to be: where the thread's aclrtMalloc gives it."""
+    context = _context()
+    return _place(0 if context is None else context.device)
+
+
+def _place(number: int) -> str:
+    """A device number as the core calls it; number 0 is the GPU that NORMGRAD_DEVICE names."""
+    first = device.first_gpu()
+    return device.default_device() if first is None else f"cuda:{first + number}"
 
 
 def stream_number(stream: Any) -> int:
