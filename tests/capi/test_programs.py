@@ -259,6 +259,23 @@ def test_pkg_config_and_cmake(capi, tmp_path):
     assert execute(tmp_path / "b" / "once").stdout == "right\n"
 
 
+def test_the_folder_may_be_moved_as_a_whole(capi, tmp_path):
+    moved = shutil.copytree(capi.prefix, tmp_path / "moved", symlinks=True)
+    texts = [path.read_text() for path in moved.glob("lib/*/**/*") if path.is_file()]
+    assert len(texts) == 5
+    assert not [text for text in texts if str(capi.prefix) in text]
+    if not shutil.which("pkg-config"):
+        pytest.skip("there is no pkg-config")
+    line = f"PKG_CONFIG_PATH={moved}/lib/pkgconfig pkg-config --cflags --libs normgrad-aclnn"
+    flags = subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
+    program = tmp_path / "once"
+    line = ["gcc", str(HERE / "once.c"), *flags.split(), "-lm", "-o", str(program)]
+    subprocess.run(line, check=True)
+    assert execute(program).stdout == "right\n"
+    loaded = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    assert str(moved) in loaded
+
+
 def test_one_library_under_every_name(capi):
     real = {
         (capi.prefix / folder / name).resolve()
