@@ -8,13 +8,15 @@ import contextlib
 import math
 from collections.abc import Iterator
 
-import numpy as np
-
-from normgrad.dtypes import COUNTS, FLOATS
+from normgrad.dtypes import COUNTS, FLOATS, ITEMSIZE
 from normgrad.errors import ArgumentError, DtypeError, OptionError, OverlapError, ShapeError
+from normgrad.hostmem import byte_range
 from normgrad.spec import STATISTIC_KINDS, Op, Spec, TensorSpec
+from normgrad.strides import overlaps_itself
 
 MAX_RANK = 8
+# No processor's addresses have more bits. What is computed from sizes and strides fits in int64.
+_ADDRESS_BITS = 57
 MIN_RANK = {
     Op.BATCH_NORM: 2,
     Op.BATCH_NORM_REDUCE: 2,
@@ -30,8 +32,6 @@ REQUIRED = {
     Op.LAYER_NORM: ("mean", "rstd"),
     Op.GROUP_NORM: ("mean", "rstd"),
 }
-# Up to here the exact test for overlap inside a result may list every offset (8 MB).
-_LISTED = 1 << 20
 
 # The names of the functional API; an interface with other names passes its own to `render`.
 _DATA = {"dy": "grad_out", "x": "input", "gamma": "weight", "dx": "grad_input"}
@@ -66,6 +66,8 @@ def validate_operands(spec: Spec) -> None:
         _check_options(spec)
         _check_data(spec)
         _check_vectors(spec)
+        for role in spec.operands:
+            _check_span(spec, role)
 
 
 def validate_data(spec: Spec) -> None:
@@ -220,9 +222,23 @@ def _check_result(spec: Spec, role: str) -> None:
     expected = result_shape(spec, role)
     if tensor.shape != expected:
         raise ShapeError(role, f"must have the shape {expected}", f"shape {tensor.shape}")
-    if overlaps_itself(tensor):
-        got = f"strides {tensor.strides}"
-        raise OverlapError(role, "must not have two elements at one address", got)
+    _check_span(spec, role)
+    overlap = overlaps_itself(tensor)
+    if overlap is not False:
+        rule = "must not have two elements at one address"
+        if overlap is None:
+            rule = "must be plain enough to see that no two elements share an address"
+        raise OverlapError(role, rule, f"strides {tensor.strides} for shape {tensor.shape}")
+
+
+def _check_span(spec: Spec, role: str) -> None:
+    tensor = spec.tensor(role)
+    assert tensor is not None
+    low, high = byte_range(tensor)
+    # With strides of 0 there may be more elements than bytes.
+    if max(high - low, tensor.size * ITEMSIZE[tensor.dtype]) >= 1 << _ADDRESS_BITS:
+        got = f"shape {tensor.shape} with strides {tensor.strides}"
+        raise ShapeError(role, f"must have and span less than 2**{_ADDRESS_BITS} bytes", got)
 
 
 def result_shape(spec: Spec, role: str) -> tuple[int, ...]:
@@ -236,31 +252,3 @@ def result_shape(spec: Spec, role: str) -> tuple[int, ...]:
             return spec.gamma.shape
         return ((spec.extents or spec.x.shape)[1],)
     return (spec.x.shape[spec.channel_axis],)
-
-
-def overlaps_itself(tensor: TensorSpec) -> bool:
-    """Whether two elements of the view share an address."""
-    if tensor.size <= 1:
-        return False
-    axes = sorted(
-        (abs(stride), size)
-        for size, stride in zip(tensor.shape, tensor.strides, strict=True)
-        if size > 1
-    )
-    reach = 0
-    nested = True
-    for stride, size in axes:
-        if stride == 0:
-            return True
-        nested = nested and stride > reach
-        reach += stride * (size - 1)
-    if nested:
-        return False
-    if tensor.size > reach + 1:  # more elements than addresses
-        return True
-    if tensor.size > _LISTED:
-        return True
-    offsets = np.zeros(1, np.int64)
-    for stride, size in axes:
-        offsets = (offsets[:, None] + np.arange(size) * stride).ravel()
-    return len(np.unique(offsets)) != offsets.size

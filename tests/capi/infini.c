@@ -1,9 +1,11 @@
 /* The infiniop side: results where tensors lie over each other, and every status. */
+#define _GNU_SOURCE
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "edge.h"
 #include "infiniop.h"
 #include "infinirt.h"
 
@@ -103,7 +105,26 @@ int main(void)
     infiniopTensorDescriptor_t longer = describe(1, C + 1, 0, 0, NULL, INFINI_DTYPE_F32);
     infiniopTensorDescriptor_t mixed = describe(3, N, C, L, turned, INFINI_DTYPE_F32);
     infiniopTensorDescriptor_t over = describe(1, C, 0, 0, same, INFINI_DTYPE_F32);
+    infiniopTensorDescriptor_t none = NULL; /* a rank that is garbage: nothing is read */
+    const size_t* last = (const size_t*)edge(2, 3);
+    EXPECT(infiniopCreateTensorDescriptor(&none, (size_t)-1, last, (const ptrdiff_t*)last,
+                                          INFINI_DTYPE_F32), INFINI_STATUS_BAD_PARAM);
+    EXPECT(strstr(infiniGetRecentErrMsg(), "ndim must be 0 to 4096") != NULL && !none, 1);
+    /* More than there are addresses. */
+    const size_t huge = (size_t)1 << 40;
+    const ptrdiff_t far[1] = {(ptrdiff_t)1 << 62}, back_far[1] = {PTRDIFF_MIN};
+    infiniopTensorDescriptor_t whale = describe(3, huge, C, huge, NULL, INFINI_DTYPE_F32);
+    infiniopTensorDescriptor_t stretched = describe(1, C, 0, 0, far, INFINI_DTYPE_F32);
+    infiniopTensorDescriptor_t turned_far = describe(1, C, 0, 0, back_far, INFINI_DTYPE_F32);
     other = op;
+    EXPECT(CREATE(handle, &op, whale, vec, vec, whale, whale, vec, vec, vec),
+           INFINI_STATUS_BAD_TENSOR_SHAPE);
+    EXPECT(CREATE(handle, &op, big, stretched, vec, big, big, vec, vec, vec),
+           INFINI_STATUS_BAD_TENSOR_STRIDES);
+    EXPECT(CREATE(handle, &op, big, vec, vec, big, big, vec, vec, turned_far),
+           INFINI_STATUS_BAD_TENSOR_STRIDES);
+    EXPECT(infiniopDestroyTensorDescriptor(whale) || infiniopDestroyTensorDescriptor(stretched) ||
+           infiniopDestroyTensorDescriptor(turned_far), 0);
     EXPECT(CREATE(NULL, &op, big, vec, vec, big, big, vec, vec, vec), INFINI_STATUS_BAD_PARAM);
     EXPECT(CREATE(handle, NULL, big, vec, vec, big, big, vec, vec, vec), INFINI_STATUS_BAD_PARAM);
     EXPECT(CREATE(handle, &op, big, vec, vec, NULL, big, vec, vec, vec), INFINI_STATUS_BAD_PARAM);
@@ -151,6 +172,12 @@ int main(void)
     EXPECT(infinirtStreamDestroy(stream), INFINI_STATUS_BAD_PARAM);
     EXPECT(infiniopBatchNormBackward(op, workspace, bytes, dx, dw, db + 1, x, dy, ones, zeros,
                                      ones, stream), INFINI_STATUS_BAD_PARAM);
+    /* The default stream, and one of somebody else: waited for, not ours to end. */
+    EXPECT(infinirtStreamSynchronize(NULL), INFINI_STATUS_SUCCESS);
+    EXPECT(infinirtStreamDestroy(NULL), INFINI_STATUS_SUCCESS);
+    EXPECT(infinirtStreamSynchronize((infinirtStream_t)text), INFINI_STATUS_SUCCESS);
+    EXPECT(infinirtStreamDestroy((infinirtStream_t)text), INFINI_STATUS_BAD_PARAM);
+    EXPECT(infinirtStreamSynchronize((infinirtStream_t)big), INFINI_STATUS_BAD_PARAM);
     EXPECT(infinirtFree(memory), INFINI_STATUS_SUCCESS);
     EXPECT(infinirtFree(memory), INFINI_STATUS_BAD_PARAM);
     EXPECT(infinirtFree(NULL), INFINI_STATUS_SUCCESS);

@@ -1,5 +1,7 @@
 /* Every status of the aclnn side that a C program can meet. The argument says which part. */
+#define _GNU_SOURCE
 
+#include "edge.h"
 #include "layer.h"
 
 static void runtime(void)
@@ -37,7 +39,16 @@ static void runtime(void)
     EXPECT(aclrtCtxSetSysParamOpt(ACL_OPT_DETERMINISTIC, 9), ACL_ERROR_INVALID_PARAM);
     EXPECT(aclrtDestroyContext(context), ACL_SUCCESS);
     EXPECT(aclrtDestroyContext(context), ACL_ERROR_RT_CONTEXT_NULL);
+    /* The device's own context ends as well, and aclrtSetDevice makes a new one. */
     EXPECT(aclrtSetDevice(0), ACL_SUCCESS);
+    EXPECT(aclrtGetCurrentContext(&context), ACL_SUCCESS);
+    EXPECT(aclrtDestroyContext(context), ACL_SUCCESS);
+    EXPECT(aclrtGetCurrentContext(&current), ACL_ERROR_RT_CONTEXT_NULL);
+    EXPECT(aclrtMalloc(&memory, 8, ACL_MEM_MALLOC_HUGE_FIRST), ACL_ERROR_RT_CONTEXT_NULL);
+    EXPECT(aclrtSetDevice(0), ACL_SUCCESS);
+    EXPECT(aclrtGetCurrentContext(&current), ACL_SUCCESS);
+    EXPECT(current == context, 0);
+    EXPECT(aclrtSetCurrentContext(current), ACL_SUCCESS);
 
     EXPECT(aclrtCreateStream(NULL), ACL_ERROR_INVALID_PARAM);
     EXPECT(aclrtCreateStream(&stream), ACL_SUCCESS);
@@ -108,6 +119,26 @@ static void tensors(void)
     EXPECT(strstr(aclGetRecentErrMsg(), "viewDims must not be null") != NULL, 1);
     EXPECT(aclCreateTensor(dims, 1, (aclDataType)99, NULL, 0, ACL_FORMAT_ND, dims, 1, data) == NULL,
            1);
+    /* Strides that no int64 holds: those of an empty tensor, which nobody uses. */
+    const int64_t huge[3] = {0, (int64_t)1 << 40, (int64_t)1 << 40};
+    tensor = aclCreateTensor(huge, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, huge, 3, NULL);
+    EXPECT(aclGetViewStrides(tensor, &steps, &rank), 0);
+    EXPECT(rank == 3 && steps[0] == INT64_MAX && steps[1] == (int64_t)1 << 40 && steps[2] == 1, 1);
+    free(steps);
+    EXPECT(aclDestroyTensor(tensor), 0);
+    /* A count that is garbage is refused before anything is read. */
+    const int64_t* last = edge(2, 3);
+    const uint64_t garbage[] = {(uint64_t)-1, (uint64_t)1 << 63, 4097};
+    for (int i = 0; i < 3; i++) {
+        uint64_t n = garbage[i];
+        EXPECT(aclCreateTensor(last, n, ACL_FLOAT, last, 0, ACL_FORMAT_ND, last, 2, data) == NULL,
+               1);
+        EXPECT(strstr(aclGetRecentErrMsg(), "the number of viewDims must be 0 to 4096") != NULL, 1);
+        EXPECT(aclCreateTensor(last, 2, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, last, n, data) == NULL,
+               1);
+        EXPECT(aclCreateIntArray(last, n) == NULL, 1);
+        EXPECT(aclCreateBoolArray((const bool*)(last + 1), n) == NULL, 1);
+    }
     aclTensor* scalar = aclCreateTensor(NULL, 0, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, NULL, 0, data);
     EXPECT(scalar != NULL, 1);
     EXPECT(aclDestroyTensor(scalar), 0);
@@ -140,6 +171,33 @@ static void stages(void)
     EXPECT(layer_plan(&l, &bytes, &executor), ACLNN_ERR_PARAM_INVALID);
     l.tx = x;
     EXPECT(bytes == 7 && executor == (aclOpExecutor*)&l, 1);
+    /* Beyond all addresses: an operand is refused, an empty tensor is fine. */
+    const int64_t dims[2] = {2, 2}, none[2] = {0, 2}, far = (int64_t)1 << 62;
+    l.tx = aclCreateTensor(dims, 2, ACL_FLOAT, NULL, far, ACL_FORMAT_ND, dims, 2, l.x);
+    EXPECT(layer_plan(&l, &bytes, &executor), ACLNN_ERR_PARAM_INVALID);
+    EXPECT(strstr(aclGetRecentErrMsg(), "input must lie where addresses reach") != NULL, 1);
+    EXPECT(aclDestroyTensor(l.tx), 0);
+    l.tx = x;
+    aclTensor* empty = aclCreateTensor(none, 2, ACL_FLOAT, NULL, far, ACL_FORMAT_ND, none, 2, &l);
+    EXPECT(aclnnLayerNormBackwardGetWorkspaceSize(empty, empty, l.shape, empty, empty, NULL, NULL,
+                                                  l.mask, empty, l.tdgamma, l.tdbeta, &bytes,
+                                                  &kept), 0);
+    EXPECT(aclnnLayerNormBackward(workspace, bytes, kept, NULL), 0);
+    EXPECT(l.dgamma[0] == 0 && l.dbeta[1] == 0, 1);
+    EXPECT(aclDestroyTensor(empty), 0);
+    layer_poison(&l);
+    bytes = 7;
+
+    /* Something alive that is no executor; it stays as it was. */
+    aclrtStream stream = NULL;
+    EXPECT(aclrtCreateStream(&stream), 0);
+    void* others[] = {l.tx, l.mask, l.shape, stream};
+    for (int i = 0; i < 4; i++) {
+        EXPECT(aclnnLayerNormBackward(NULL, 0, (aclOpExecutor*)others[i], NULL),
+               ACLNN_ERR_INNER_NULLPTR);
+        EXPECT(strstr(aclGetRecentErrMsg(), "executor must come from stage 1") != NULL, 1);
+    }
+    EXPECT(aclrtDestroyStream(stream), 0);
 
     EXPECT(layer_plan(&l, &bytes, &executor), 0);
     EXPECT(aclnnLayerNormBackward(workspace, bytes, NULL, NULL), ACLNN_ERR_PARAM_NULLPTR);

@@ -194,6 +194,21 @@ def test_handles_and_helpers_under_thread_sanitizer(capi, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
 
 
+def test_forks_beside_busy_threads(capi, tmp_path):
+    program = tmp_path / "forks"
+    parts = [str(SOURCES / name) for name in ("registry.c", "pool.c")]
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", f"-I{SOURCES}", "-pthread"]
+    line = ["gcc", *flags, str(HERE / "forks.c"), *parts, "-o", str(program)]
+    subprocess.run(line, check=True)
+    done = execute(program)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_a_fork_during_the_first_call(capi):
+    done = capi.run("early.c")
+    assert (done.returncode, done.stdout) == (0, "child 0, parent 0\n"), done.stderr
+
+
 MISTAKES = {
     "double-free": ("aclrtFree: devPtr", "which aclrtFree has already freed"),
     "inner-pointer": ("aclrtFree: devPtr", "4 bytes inside allocation 1 of aclrtMalloc (16 bytes"),
@@ -242,6 +257,23 @@ def test_pkg_config_and_cmake(capi, tmp_path):
     subprocess.run([cmake, *options], check=True, capture_output=True)
     subprocess.run([cmake, "--build", str(tmp_path / "b")], check=True, capture_output=True)
     assert execute(tmp_path / "b" / "once").stdout == "right\n"
+
+
+def test_the_folder_may_be_moved_as_a_whole(capi, tmp_path):
+    moved = shutil.copytree(capi.prefix, tmp_path / "moved", symlinks=True)
+    texts = [path.read_text() for path in moved.glob("lib/*/**/*") if path.is_file()]
+    assert len(texts) == 5
+    assert not [text for text in texts if str(capi.prefix) in text]
+    if not shutil.which("pkg-config"):
+        pytest.skip("there is no pkg-config")
+    line = f"PKG_CONFIG_PATH={moved}/lib/pkgconfig pkg-config --cflags --libs normgrad-aclnn"
+    flags = subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
+    program = tmp_path / "once"
+    line = ["gcc", str(HERE / "once.c"), *flags.split(), "-lm", "-o", str(program)]
+    subprocess.run(line, check=True)
+    assert execute(program).stdout == "right\n"
+    loaded = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    assert str(moved) in loaded
 
 
 def test_one_library_under_every_name(capi):

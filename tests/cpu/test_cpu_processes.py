@@ -203,3 +203,13 @@ def test_a_cache_that_others_can_write_is_not_used(python, tmp_path):
 def test_the_number_of_threads(python, settings, expected):
     program = "from normgrad.backends.cpu import pool; print(pool.thread_count())"
     assert int(python("-c", program, **settings)) == expected
+
+
+@pytest.mark.parametrize(("wish", "lines"), [("zero", 1), ("-1", 1), ("2.5", 1), ("2", 0), ("", 0)])
+def test_a_number_of_threads_that_is_none_is_told_once(monkeypatch, capfd, wish, lines):
+    monkeypatch.setenv("NORMGRAD_NUM_THREADS", wish)
+    pool._complain.cache_clear()
+    assert pool.thread_count() == pool.thread_count() >= 1
+    told = capfd.readouterr().err
+    words = f"NORMGRAD_NUM_THREADS must be a number of threads, got '{wish}', which is ignored"
+    assert told == f"normgrad: {words}\n" * lines

@@ -11,6 +11,7 @@ from aclnn_calls import (
     LAYER_NORM,
     OPERATORS,
     OUTPUTS,
+    PARAMETERS,
     accepted,
     arguments,
     compute,
@@ -57,9 +58,26 @@ def on_device(array, **options):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_null_executor_is_161001(name):
-    assert stage_two(name, None, 0, None) == 161001
+@pytest.mark.parametrize("null", [None, 0, np.int64(0)])
+def test_null_executor_is_161001(name, null):
+    assert stage_two(name, null, 0, null, null) == 161001
     assert said() == f"{name}: executor must not be null"
+    assert aclnn.aclSetAclOpExecutorRepeatable(null) == 161001
+    assert aclnn.aclDestroyAclOpExecutor(null) == 0
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_0_is_null_as_none_is(name):
+    numbers = ("training", "eps", "N", "C", "HxW", "group")
+    for key in PARAMETERS[name]:
+        if key in numbers:
+            continue
+        answers = []
+        for null in (None, 0, np.uint64(0)):
+            status, size, executor = stage_one(name, arguments(name) | {key: null})
+            answers.append((status, size, said() if status else ""))
+            assert aclnn.aclDestroyAclOpExecutor(executor) == 0
+        assert answers == answers[:1] * 3
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -373,7 +391,7 @@ def test_errors_are_told_to_the_thread_that_made_them():
 def test_unknown_product_is_a_status(monkeypatch):
     from normgrad.aclnn import products
 
-    monkeypatch.setattr(products, "_settings", None)
+    monkeypatch.setattr(products, "_settings", products._Settings())
     monkeypatch.setenv("NORMGRAD_PRODUCT", "atlas-9000")
     assert stage_one(BATCH_NORM, arguments(BATCH_NORM))[0] == 561000
     assert "product must be one of ascend950" in said()
@@ -382,3 +400,17 @@ def test_unknown_product_is_a_status(monkeypatch):
     assert aclnn.get_product() == "atlas-inference"
     with pytest.raises(ValueError, match=r"must be one of ascend950, .*, got 'x'"):
         aclnn.set_product("x")
+
+
+def test_a_wrong_environment_does_not_stop_what_sets_it_right(monkeypatch):
+    from normgrad.aclnn import products
+
+    monkeypatch.setattr(products, "_settings", products._Settings())
+    monkeypatch.setenv("NORMGRAD_PRODUCT", "atlas-9000")
+    monkeypatch.setenv("NORMGRAD_SAVE_INVSTD_IS", "deviation")
+    aclnn.set_product("atlas-a2")
+    assert aclnn.get_product() == "atlas-a2"
+    assert stage_one(LAYER_NORM, arguments(LAYER_NORM))[0] == 561000
+    assert "saveInvstd must be read as 'invstd' or 'variance', got 'deviation'" in said()
+    aclnn.set_save_invstd_is("variance")
+    accepted(LAYER_NORM, arguments(LAYER_NORM))

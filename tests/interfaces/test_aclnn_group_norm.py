@@ -138,6 +138,7 @@ def test_gamma_count_not_c():
 @pytest.mark.parametrize("name", ["N", "C", "HxW"])
 def test_sizes_negative(name):
     check(161002, ("N, C and HxW must not be negative", "-1"), **{name: -1})
+    check(161002, f"{name} must be an int64, got {2**63}", **{name: 2**63})
 
 
 @pytest.mark.parametrize("name", ["gradOut", "input", "mean", "rstd", "gamma"])
@@ -173,6 +174,39 @@ def test_data_are_read_as_n_c_hxw_whatever_their_shape(dy_shape, x_shape):
     expected = group_norm_backward(dy, x, mean, rstd, gamma, num_groups=3)
     for got, want in zip(out, expected, strict=True):
         np.testing.assert_array_equal(got.reshape(want.shape), want)
+
+
+@pytest.mark.parametrize("dy_shape", [(24,), (6, 4), (2, 1, 3, 1, 4), (2, 3, 4)])
+@pytest.mark.parametrize("x_shape", [(2, 3, 4), (2, 3, 2, 2), (6, 4)])
+def test_channels_last_beside_a_tensor_without_an_axis_of_channels(dy_shape, x_shape):
+    """Each lies as its own shape says: a copy of one must not move axes of the other."""
+    rng = np.random.default_rng(6)
+    dy, x = (rng.standard_normal((2, 3, 4)).astype(np.float32) for _ in range(2))
+    mean, rstd = (rng.random((2, 3)).astype(np.float32) + 0.5 for _ in range(2))
+
+    def last(shape, values=np.nan):
+        """The same elements with axis 1 the fastest."""
+        made = np.full((shape[0], *shape[2:], shape[1]), np.nan, np.float32)
+        view = np.moveaxis(made, -1, 1)
+        view[...] = values
+        return view
+
+    expected = group_norm_backward(dy, x, mean, rstd, np.ones(3, np.float32), num_groups=3)
+    for x_last, out_last in ((True, False), (True, True), (False, True)):
+        data = last(x_shape, x.reshape(x_shape)) if x_last else x.reshape(x_shape)
+        big = last(x_shape) if out_last else np.full(x_shape, np.nan, np.float32)
+        out = [big, *(np.full(3, np.nan, np.float32) for _ in range(2))]
+        given = arguments(GROUP_NORM) | {
+            "gradOut": aclnn.tensor(dy.reshape(dy_shape)),
+            "input": aclnn.tensor(data),
+            "mean": aclnn.tensor(mean),
+            "rstd": aclnn.tensor(rstd),
+            "group": 3,
+            **dict(zip(OUTPUTS, map(aclnn.tensor, out), strict=True)),
+        }
+        compute(GROUP_NORM, given)
+        for got, want in zip(out, expected, strict=True):
+            np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 3, 0)])

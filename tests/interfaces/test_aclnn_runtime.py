@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import normgrad.aclnn.runtime
 from normgrad import aclnn
@@ -107,9 +108,9 @@ def test_devices():
     for wrong in (1, -1, "0"):
         assert aclnn.aclrtSetDevice(wrong) == 107001
     assert "deviceId must be 0 to 0, got '0'" in said()
-    assert aclnn.aclrtSetDevice(0) == 0
+    assert aclnn.aclrtSetDevice(np.int64(0)) == 0
     assert aclnn.aclrtGetDevice() == (0, 0)
-    assert aclnn.aclrtResetDevice(0) == 0
+    assert aclnn.aclrtResetDevice(np.uint8(0)) == 0
     assert aclnn.aclrtMalloc(16)[0] == 107002
 
 
@@ -128,8 +129,24 @@ def test_contexts():
     assert aclnn.aclrtDestroyContext(context) == 0
     assert aclnn.aclrtDestroyContext(context) == 107002
     assert aclnn.aclrtSetCurrentContext(context) == 107002
-    assert aclnn.aclrtSetCurrentContext(None) == 100000
+    for null in (None, 0):
+        assert aclnn.aclrtSetCurrentContext(null) == 100000
+        assert aclnn.aclrtDestroyContext(null) == 100000
     assert aclnn.aclrtCreateContext(7) == (107001, None)
+
+
+def test_a_destroyed_default_context_is_not_used_again(device):
+    status, context = aclnn.aclrtGetCurrentContext()
+    assert status == 0
+    assert aclnn.aclrtDestroyContext(context) == 0
+    assert aclnn.aclrtGetCurrentContext() == (107002, None)
+    assert aclnn.aclrtMalloc(16) == (107002, 0)
+    assert aclnn.aclrtDestroyContext(context) == 107002
+    assert aclnn.aclrtSetDevice(0) == 0
+    status, new = aclnn.aclrtGetCurrentContext()
+    assert status == 0
+    assert new is not context
+    assert aclnn.aclrtSetCurrentContext(new) == 0
 
 
 def test_streams(device):
@@ -141,7 +158,11 @@ def test_streams(device):
     assert aclnn.aclrtDestroyStream(stream) == 0
     assert aclnn.aclrtDestroyStream(stream) == 107003
     assert aclnn.aclrtSynchronizeStream(stream) == 107003
-    assert aclnn.aclrtDestroyStream(None) == 100000
+    for null in (None, 0, np.uint64(0)):
+        assert aclnn.aclrtDestroyStream(null) == 100000
+        assert aclnn.aclrtSynchronizeStream(null) == 0
+    assert aclnn.aclrtSynchronizeStream(np.zeros(2)) == 107003
+    assert "stream must be alive, got a ndarray" in said()
 
 
 def test_determinism_is_stored(device):
@@ -183,6 +204,36 @@ def test_copies_there_and_back(device):
     np.testing.assert_array_equal(back, [0, *data[1:]])
     assert [aclnn.aclrtFree(pointer) for pointer in pointers] == [0, 0, 0]
     assert aclnn.aclrtFreeHost(host) == 0
+
+
+def test_a_numpy_integer_is_an_address(device):
+    """Not a buffer of eight bytes, although it would serve as one."""
+    data, back = np.arange(1.0, 3.0), np.zeros(2)
+    host, other = np.uintp(data.ctypes.data), np.uint64(back.ctypes.data)
+    pointer = np.uintp(aclnn.aclrtMalloc(np.int64(16), np.int32(0))[1])
+    assert aclnn.aclrtMemcpy(pointer, np.int64(16), host, np.int64(16), np.int32(1)) == 0, said()
+    assert aclnn.aclrtMemcpy(other, 16, pointer, 16, D2H) == 0, said()
+    np.testing.assert_array_equal(back, data)
+    assert aclnn.aclrtMemcpy(pointer, 8, np.uintp(0), 8, H2D) == 100000
+    assert "src must not be null" in said()
+    assert aclnn.aclrtFree(pointer) == 0
+
+
+@pytest.mark.parametrize(
+    "what", ["abcd", [1, 2, 3, 4], torch.ones(4), 2.5, memoryview(b"12345678")[::2]]
+)
+def test_what_is_neither_address_nor_buffer(device, what):
+    pointer = aclnn.aclrtMalloc(16)[1]
+    words = f"must be an address or a contiguous buffer, got a {type(what).__name__}"
+    assert aclnn.aclrtMemcpy(pointer, 4, what, 4, H2D) == 100000
+    assert f"src {words}" in said()
+    assert aclnn.aclrtMemcpy(what, 4, pointer, 4, D2H) == 100000
+    assert f"dst {words}" in said()
+    assert aclnn.aclrtMemcpy(what, 4, b"1234", 4, H2D) == 100000
+    assert "dst must be an integer" in said()
+    assert aclnn.aclrtMalloc(8, what) == (100000, 0)
+    assert aclnn.aclrtMemcpy(pointer, 4, b"1234", 4, np.ones(2)) == 100000
+    assert aclnn.aclrtFree(pointer) == 0
 
 
 def test_copy_rules(device):
@@ -286,7 +337,61 @@ def test_memory_is_kept_by_many_threads(device):
     assert not wrong
 
 
-def test_bad_device_setting_is_a_status(monkeypatch):
-    monkeypatch.setenv("NORMGRAD_DEVICE", "tpu")
+@pytest.mark.parametrize("setting", ["tpu", "cuda:", "cuda:first", "cudax"])
+def test_bad_device_setting_is_a_status(monkeypatch, setting):
+    monkeypatch.setenv("NORMGRAD_DEVICE", setting)
     assert aclnn.aclrtSetDevice(0) == 500000
-    assert "NORMGRAD_DEVICE must be cpu, cuda or cuda:N, got 'tpu'" in said()
+    assert f"NORMGRAD_DEVICE must be cpu, cuda or cuda:N, got '{setting}'" in said()
+
+
+@pytest.fixture
+def three_gpus(monkeypatch):
+    """Memory that only says where it would be: the GPUs on which something was allocated."""
+    used = []
+
+    class Named:
+        def __init__(self, name):
+            self.device = name
+
+        def allocate(self, nbytes):
+            used.append(self.device)
+            return None, 4096 * len(used)
+
+    fakes = {f"cuda:{number}": Named(f"cuda:{number}") for number in range(3)}
+    monkeypatch.setattr(normgrad.device, "_MEMORIES", fakes)
+    monkeypatch.setattr(memory, "DEVICE", memory.Allocations("device"))  # not to be remembered
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    return used
+
+
+def place_of_new_tensor():
+    return aclnn.aclCreateTensor((2,), 1, 0, None, 0, 2, (2,), 1, 4096).kind.device
+
+
+@pytest.mark.parametrize(("setting", "first"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_gpus_are_counted_from_the_one_that_is_named(monkeypatch, three_gpus, setting, first):
+    monkeypatch.setenv("NORMGRAD_DEVICE", setting)
+    assert aclnn.aclrtGetDeviceCount() == (0, 3 - first)
+    assert place_of_new_tensor() == f"cuda:{first}"  # before any device is set
+    for number in range(3 - first):
+        assert aclnn.aclrtSetDevice(number) == 0
+        assert aclnn.aclrtGetDevice() == (0, number)
+        pointer = aclnn.aclrtMalloc(16)[1]
+        assert three_gpus[-1] == place_of_new_tensor() == f"cuda:{first + number}"
+        assert aclnn.aclrtFree(pointer) == 0
+    assert aclnn.aclrtSetDevice(3 - first) == 107001
+
+
+def test_tensors_of_a_thread_without_a_device_are_where_its_memory_is(monkeypatch, three_gpus):
+    monkeypatch.setenv("NORMGRAD_DEVICE", "cuda")
+    assert aclnn.aclrtSetDevice(1) == 0
+    seen = []
+
+    def work():
+        pointer = aclnn.aclrtMalloc(16)[1]
+        seen.append((three_gpus[-1], place_of_new_tensor(), aclnn.aclrtFree(pointer)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [("cuda:1", "cuda:1", 0)]

@@ -3,9 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from aclnn_calls import BATCH_NORM, GROUP_NORM, LAYER_NORM, arguments, compute, numpy_type, tensor
+from aclnn_calls import (
+    BATCH_NORM,
+    F32,
+    GROUP_NORM,
+    LAYER_NORM,
+    arguments,
+    compute,
+    numpy_type,
+    refused,
+    tensor,
+)
 
 from normgrad import DtypeError, aclnn, batch_norm_backward, layer_norm_backward
+from normgrad.device import memory
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +64,61 @@ def test_null_strides_mean_contiguous_and_dims_are_copied():
     assert aclnn.aclGetViewStrides(made)[1] == (3, 1)
 
 
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize(
+    ("strides", "offset", "words"),
+    [
+        ((-(2**63), 1, 1), 0, "gradInput must have and span less than 2**57 bytes"),
+        ((2**62, 2**61, 1), 0, "gradInput must have and span less than 2**57 bytes"),
+        ((12, 4, 1), 2**62, "gradInput must lie where addresses reach"),
+        ((12, 4, 1), -(2**40), "gradInput must lie where addresses reach"),
+    ],
+)
+def test_a_view_beyond_all_addresses_is_161002(monkeypatch, checked, strides, offset, words):
+    monkeypatch.setattr(memory, "checked", checked)
+    far = create(
+        viewDims=(2, 3, 4), viewDimsNum=3, strides=strides, offset=offset, dataType=F32, format=2
+    )
+    refused(BATCH_NORM, 161002, words, arguments(BATCH_NORM) | {"gradInput": far})
+
+
+def test_an_empty_tensor_lies_nowhere():
+    """Neither its offset nor its strides mean anything, and both come back as they were."""
+    far = {"viewDims": (0, 3, 2**40, 2**40), "viewDimsNum": 4, "strides": None, "data": 0}
+    big = [create(**far, offset=2**62, dataType=F32, format=2) for _ in range(3)]
+    assert aclnn.aclGetViewOffset(big[0]) == (0, 2**62)
+    assert aclnn.aclGetViewStrides(big[0]) == (0, (2**63 - 1, 2**63 - 1, 2**40, 1), 4)
+    out = [np.full(3, np.nan, np.float32) for _ in range(2)]
+    given = arguments(BATCH_NORM)
+    given |= dict(zip(("gradOut", "input", "gradInput"), big, strict=True))
+    given |= {"gradWeight": aclnn.tensor(out[0]), "gradBias": aclnn.tensor(out[1])}
+    compute(BATCH_NORM, given)
+    np.testing.assert_array_equal(out, np.zeros((2, 3)))
+
+
+def test_strides_of_axes_of_size_1_may_be_anything():
+    """Also where the result lies over an operand and is computed elsewhere first."""
+    rng = np.random.default_rng(3)
+    dy, x = (rng.standard_normal((1, 3, 4)).astype(np.float32) for _ in range(2))
+    ones = np.ones(3, np.float32)
+    expected = batch_norm_backward(dy, x, ones, save_mean=ones, save_invstd=ones).grad_input
+    store = np.zeros(13, np.float32)
+    pointer = aclnn.aclrtMalloc(store.nbytes)[1]
+    store[:12] = x.ravel()
+    assert aclnn.aclrtMemcpy(pointer, 52, store, 52, 1) == 0
+    wild = {"viewDims": (1, 3, 4), "viewDimsNum": 3, "strides": (-(2**63), 4, 1)}
+    wild |= {"data": pointer, "dataType": F32, "format": 2}
+    given = arguments(BATCH_NORM, shape=(1, 3, 4)) | {"gradOut": aclnn.tensor(dy)}
+    given |= {"input": create(**wild, offset=0), "gradInput": create(**wild, offset=1)}
+    compute(BATCH_NORM, given)
+    assert aclnn.aclrtMemcpy(store, 52, pointer, 52, 2) == 0
+    np.testing.assert_array_equal(store[1:].reshape(1, 3, 4), expected)
+    assert aclnn.aclrtFree(pointer) == 0
+
+
 def test_only_the_stated_number_of_dims_is_read():
     assert aclnn.aclGetViewShape(create(viewDims=(2, 3, 4, 5)))[1] == (2, 3)
-    scalar = create(viewDims=None, viewDimsNum=0, strides=None)
+    scalar = create(viewDims=None, viewDimsNum=0, strides=0)
     assert aclnn.aclGetViewShape(scalar) == (0, (), 0)
     assert scalar.high - scalar.low == 2  # a 0-d tensor is not empty
 
@@ -64,20 +127,43 @@ def test_only_the_stated_number_of_dims_is_read():
     ("changes", "words"),
     [
         ({"viewDims": None}, "viewDims must not be null for 2 elements"),
+        ({"viewDims": 0}, "viewDims must not be null for 2 elements"),
         ({"viewDims": (2,)}, "viewDims must have 2 elements, got 1"),
+        ({"viewDimsNum": -1}, "the number of viewDims must be 0 to 4096, got -1"),
+        ({"storageDimsNum": 4097}, "the number of storageDims must be 0 to 4096, got 4097"),
         ({"viewDims": (2, -3)}, "viewDims must not be negative, got (2, -3)"),
         ({"viewDims": (2, 0.5)}, "viewDims must be an integer, got 0.5"),
         ({"strides": (1,)}, "strides must have 2 elements, got 1"),
         ({"dataType": 99}, "dataType must be a value of aclDataType, got 99"),
+        ({"dataType": [0]}, "dataType must be a value of aclDataType, got [0]"),
         ({"format": "ND"}, "format must be a value of aclFormat, got 'ND'"),
         ({"offset": None}, "offset must be an integer, got None"),
         ({"data": "here"}, "data must be an integer, got 'here'"),
+        ({"data": ""}, "data must be an integer, got ''"),
         ({"storageDims": None}, "storageDims must not be null for 2 elements"),
     ],
 )
 def test_a_tensor_that_cannot_be_made_is_none(changes, words):
     assert create(**changes) is None
     assert said() == f"aclCreateTensor: {words}"
+
+
+def test_numpy_integers_in_every_place():
+    numbers = {
+        "viewDims": np.array([2, 3]),
+        "viewDimsNum": np.int64(2),
+        "dataType": np.int32(1),
+        "strides": np.array([4, 1]),
+        "offset": np.int64(5),
+        "format": np.int64(2),
+        "storageDims": np.array([3, 4], np.uint32),
+        "storageDimsNum": np.uint64(2),
+        "data": np.uintp(4096),
+    }
+    made = create(**numbers)
+    assert made is not None, said()
+    assert made.kind == create(format=2).kind
+    assert (made.address, type(made.address)) == (4096 + 5 * 2, int)
 
 
 def test_arrays_are_copied():
@@ -100,7 +186,7 @@ def test_arrays_are_copied():
     ],
 )
 def test_destroying(make, destroy):
-    assert destroy(None) == 0
+    assert [destroy(null) for null in (None, 0, np.int64(0))] == [0, 0, 0]
     made = make()
     assert destroy(made) == 0
     assert destroy(made) == 161002
@@ -120,7 +206,7 @@ def test_destroying(make, destroy):
     ],
 )
 def test_asking_null_or_a_destroyed_tensor(ask):
-    assert ask(None)[0] == 161001
+    assert [ask(null)[0] for null in (None, 0)] == [161001, 161001]
     made = create()
     aclnn.aclDestroyTensor(made)
     assert ask(made)[0] == 161002

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from normgrad import batch_norm_backward, infiniop
+from normgrad import aclnn, batch_norm_backward, infiniop
 from normgrad.device import memory
 from normgrad.infiniop import batch_norm as functions
 
@@ -118,6 +118,7 @@ def test_every_status_has_a_sentence():
 @pytest.mark.parametrize("name", NAMES)
 def test_null_descriptor_is_3(name):
     refused(3, f"{name}_desc must not be null", **{name: None})
+    refused(3, f"{name}_desc must not be null", **{name: 0})
 
 
 def test_null_handle_is_3():
@@ -206,6 +207,27 @@ def test_output_vector_of_stride_0_is_12():
 def test_strides_of_axes_of_size_1_do_not_matter():
     given = tensors((1, 3, 1))
     assert create(given, input=describe((1, 3, 1), (77, 1, 5)))[0] == 0
+    given = tensors((2, 1, 4))
+    far = {name: describe((1,), (-(2**63),)) for name in NAMES if name not in BIG}
+    desc = create({**given, **far})[1]
+    arrays = problem((2, 1, 4))
+    want = expected(arrays)
+    arrays["grad_weight"] = arrays["weight"]  # through memory of our own
+    pointer, size = scratch(desc)
+    assert run(desc, arrays, pointer, size) == 0, said()
+    np.testing.assert_array_equal(arrays["grad_weight"], want.grad_weight)
+
+
+@pytest.mark.parametrize("shape", [(2**40, 2, 2**40), (2**62, 1, 2), (2**64 - 1, 3, 1)])
+def test_more_data_than_addresses_is_11(shape):
+    assert create(tensors(shape)) == (11, None)
+    assert "grad_input must have and span less than 2**57 bytes" in said()
+
+
+@pytest.mark.parametrize("step", [2**62, -(2**62), 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("name", ["weight", "running_var", "grad_bias"])
+def test_a_vector_beyond_all_addresses_is_12(name, step):
+    refused(12, f"{name} must have and span less", **{name: describe((3,), (step,))})
 
 
 def test_descriptors_copy_what_they_are_given():
@@ -331,10 +353,12 @@ def test_null_or_destroyed_desc_is_3():
     assert infiniop.infiniopDestroyBatchNormBackwardDescriptor(desc) == 3
 
 
-def test_destroying_null_is_success():
-    assert infiniop.infiniopDestroyBatchNormBackwardDescriptor(None) == 0
-    assert infiniop.infiniopDestroyHandle(None) == 0
-    assert infiniop.infiniopDestroyTensorDescriptor(None) == 0
+@pytest.mark.parametrize("null", [None, 0, np.int64(0)])
+def test_destroying_null_is_success(null):
+    assert infiniop.infiniopDestroyBatchNormBackwardDescriptor(null) == 0
+    assert infiniop.infiniopDestroyHandle(null) == 0
+    assert infiniop.infiniopDestroyTensorDescriptor(null) == 0
+    assert infiniop.infinirtFree(null) == 0
 
 
 def test_workspace_rules(monkeypatch):
@@ -407,7 +431,9 @@ def test_devices_of_threads():
     assert infiniop.infinirtSetDevice(0, 1) == 6
     gpus = infiniop.infinirtGetDeviceCount(infiniop.INFINI_DEVICE_NVIDIA)[1]
     assert infiniop.infinirtSetDevice(1, gpus) == 6
-    assert infiniop.infinirtSetDevice(0, 0) == 0
+    assert infiniop.infinirtSetDevice(np.zeros(2), 0) == 5
+    assert infiniop.infinirtSetDevice(np.int32(0), np.ones(2)) == 6
+    assert infiniop.infinirtSetDevice(np.int64(0), np.int64(0)) == 0
     seen = []
     thread = threading.Thread(target=lambda: seen.append(infiniop.infinirtGetDevice()))
     thread.start()
@@ -432,6 +458,30 @@ def test_streams():
     assert run(desc, problem(), workspace, size, stream) == 3
     assert "stream must be alive" in said()
     assert run(desc, problem(), workspace, size, "stream") == 3
+    assert "stream must be one of ours or an address, got a str" in said()
+
+
+@pytest.mark.parametrize("null", [None, 0, np.int64(0)])
+def test_null_is_the_default_stream(null):
+    assert infiniop.infinirtStreamSynchronize(null) == 0
+    assert infiniop.infinirtStreamDestroy(null) == 0
+    desc = create()[1]
+    workspace, size = scratch(desc)
+    assert run(desc, problem(), workspace, size, null) == 0
+
+
+@pytest.mark.parametrize("address", [0x1234, np.uintp(0x1234)])
+def test_a_stream_of_somebody_else(address):
+    """It is waited for on the current device, and not ours to end."""
+    assert infiniop.infinirtStreamSynchronize(address) == 0
+    assert infiniop.infinirtStreamDestroy(address) == 3
+    assert "must come from infinirtStreamCreate, got address 0x1234" in said()
+    desc = create()[1]
+    workspace, size = scratch(desc)
+    assert run(desc, problem(), workspace, size, address) == 0
+    for wrong in ("stream", np.zeros(2), aclnn.aclrtStream(None, 0)):
+        assert infiniop.infinirtStreamSynchronize(wrong) == 3
+        assert infiniop.infinirtStreamDestroy(wrong) == 3
 
 
 def test_copies():
@@ -463,10 +513,32 @@ def test_copies():
     assert infiniop.infinirtMalloc(1 << 62) == (1, 0)
 
 
+def test_a_numpy_integer_is_an_address():
+    data, back = np.arange(1.0, 3.0), np.zeros(2)
+    pointer = np.uintp(infiniop.infinirtMalloc(np.int64(16))[1])
+    source = np.uintp(data.ctypes.data)
+    assert infiniop.infinirtMemcpy(pointer, source, np.int64(16), np.int32(1)) == 0, said()
+    assert infiniop.infinirtMemcpy(np.uintp(back.ctypes.data), pointer, 16, D2H) == 0, said()
+    np.testing.assert_array_equal(back, data)
+    assert infiniop.infinirtMemcpy(pointer, np.uintp(0), 8, H2D) == 4
+    assert infiniop.infinirtFree(pointer) == 0
+
+
+@pytest.mark.parametrize("what", ["abcd", [1, 2, 3, 4], torch.ones(4), 2.5])
+def test_what_is_neither_address_nor_buffer(what):
+    pointer = infiniop.infinirtMalloc(16)[1]
+    assert infiniop.infinirtMemcpy(pointer, what, 4, H2D) == 3
+    assert f"src must be an address or a contiguous buffer, got a {type(what).__name__}" in said()
+    assert infiniop.infinirtMemcpy(what, b"1234", 4, H2D) == 3
+    assert f"dst must be an address, got a {type(what).__name__}" in said()
+    assert infiniop.infinirtFree(pointer) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
         ((2, None, None, F32), 4),
+        ((2, 0, None, F32), 4),
         ((2, (3,), None, F32), 3),
         ((2, (3, -1), None, F32), 3),
         ((1, (3,), (), F32), 3),

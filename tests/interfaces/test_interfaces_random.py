@@ -18,11 +18,12 @@ from aclnn_calls import (
     OUTPUTS,
     PARAMETERS,
     numpy_type,
+    run,
     stage_one,
     stage_two,
 )
 
-from normgrad import aclnn, infiniop
+from normgrad import aclnn, group_norm_backward, infiniop
 from normgrad.device import memory
 
 ROUNDS = 20_000
@@ -30,6 +31,7 @@ ARENA = 1 << 16
 MARK = 0xA5
 STRANGE = (None, 0, -1, 1 << 70, 2.5, "x", (), [1], float("nan"), object(), np.zeros(2), True)
 FORMATS = tuple(aclnn.aclFormat)
+EXTREME = (2**31, -(2**40), 2**61, -(2**62), 2**63 - 1, -(2**63))
 
 
 class Arena:
@@ -59,9 +61,15 @@ class Arena:
         place = self.base + 64 * self.random.randrange(512)
         strides, offset = None, 0
         chance = pick()
-        if chance < 0.2:
+        if chance > 0.8:
+            strides = permuted(self.random, shape)
+        elif chance < 0.2:
             strides = [self.random.choice((1, 2, 3, 5, 12, 60, 0, -1)) for _ in shape]
             offset = self.random.randrange(64)
+            if pick() < 0.1:
+                strides = [self.random.choice((*EXTREME, 1)) for _ in shape]
+            if pick() < 0.1:
+                offset = self.random.choice(EXTREME)
         elif chance < 0.22:
             place = self.random.choice((0, 1, self.base - 4, self.base + ARENA - 4, 1 << 60))
         made = aclnn.aclCreateTensor(
@@ -75,6 +83,33 @@ class Arena:
 def a_shape(rng):
     rank = rng.choice((1, 2, 3, 3, 3, 4, 5, 8, 9, 0))
     return tuple(rng.choice((1, 2, 3, 4, 0, 2, 3)) for _ in range(rank))
+
+
+def permuted(rng, shape):
+    """Strides of dense elements whose axes lie in memory in another order: often axis 1 last."""
+    order = list(range(len(shape)))
+    if rng.random() < 0.5 and len(order) > 1:
+        order.append(order.pop(1))
+    else:
+        rng.shuffle(order)
+    strides = [0] * len(shape)
+    step = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return strides
+
+
+def recut(rng, shape):
+    """A shape of as many elements: sizes are split, merged and padded with ones."""
+    sizes = list(shape)
+    for _ in range(rng.randrange(4)):
+        place = rng.randrange(len(sizes) + 1)
+        if rng.random() < 0.5 or place + 1 >= len(sizes):
+            sizes.insert(place, 1)
+        else:
+            sizes[place : place + 2] = [sizes[place] * sizes[place + 1]]
+    return tuple(sizes)
 
 
 def bent(rng, shape):
@@ -110,7 +145,10 @@ def plausible(name, arena):
     given = {}
     for key in PARAMETERS[name]:
         if key in ("gradOut", "input", "gradInput", "gradInputOut"):
-            given[key] = arena.tensor(bent(rng, shape), data, tag)
+            dims = bent(rng, shape)
+            if name == GROUP_NORM and key == "gradOut" and rng.random() < 0.3:
+                dims = recut(rng, shape)  # only the number of elements counts
+            given[key] = arena.tensor(dims, data, tag)
         elif key == "counter":
             kind = rng.choice((F32, F16, aclnn.ACL_INT32, aclnn.ACL_INT64))
             given[key] = arena.tensor(bent(rng, (2,)), kind)
@@ -185,6 +223,42 @@ def test_aclnn_stage_1(name):
     assert all(count > ROUNDS // 200 for count in statuses.values()), statuses
 
 
+def test_group_norm_numbers_whatever_the_shapes():
+    """The data as N, C, HxW: each cut into axes of its own, each with its own order in memory."""
+    rng = random.Random(11)
+    values = np.random.default_rng(11)
+    mask = aclnn.aclCreateBoolArray([True] * 3, 3)
+    for _ in range(400):
+        samples, channels, positions = (rng.choice((1, 2, 3, 4, 6)) for _ in range(3))
+        groups = rng.choice([size for size in range(1, 7) if channels % size == 0])
+        shape = (samples, channels, positions)
+        cuts = [recut(rng, shape) if rng.random() < 0.7 else shape for _ in range(2)]
+        dy, x = (values.standard_normal(shape).astype(np.float32) for _ in range(2))
+        mean, rstd = (values.random((samples, groups)).astype(np.float32) + 0.5 for _ in range(2))
+        dy_cut, x_cut = cuts
+
+        def laid(dims):
+            store = np.full(int(np.prod(dims)), np.nan, np.float32)
+            steps = [4 * step for step in permuted(rng, dims)]
+            return np.lib.stride_tricks.as_strided(store, dims, steps)
+
+        seen = [laid(dims) for dims in (dy_cut, x_cut, x_cut, (channels,), (channels,))]
+        seen[0][...], seen[1][...] = dy.reshape(dy_cut), x.reshape(x_cut)
+        status, size, executor = aclnn.aclnnGroupNormBackwardGetWorkspaceSize(
+            aclnn.tensor(seen[0]), aclnn.tensor(seen[1]), aclnn.tensor(mean), aclnn.tensor(rstd),
+            None, *shape, groups, mask, *map(aclnn.tensor, seen[2:]),
+        )  # fmt: skip
+        what = (shape, groups, [(view.shape, view.strides) for view in seen[:3]])
+        assert status == 0, (what, aclnn.aclGetRecentErrMsg())
+        assert run(GROUP_NORM, executor, size) == 0, (what, aclnn.aclGetRecentErrMsg())
+        expected = group_norm_backward(
+            dy, x, mean, rstd, np.ones(channels, np.float32), num_groups=groups, backend="reference"
+        )
+        for got, want in zip(seen[2:], expected, strict=True):
+            close = np.allclose(got.reshape(want.shape), want, rtol=1e-4, atol=1e-4)
+            assert close, what
+
+
 def test_infiniop_create():
     rng = random.Random(5)
     handle = infiniop.infiniopCreateHandle()[1]
@@ -195,6 +269,8 @@ def test_infiniop_create():
     names = ("dx", "dw", "db", "x", "dy", "w", "m", "v")
     for _ in range(ROUNDS):
         shape = tuple(rng.choice((1, 2, 3, 4, 0)) for _ in range(3))
+        if rng.random() < 0.02:
+            shape = tuple(rng.choice((0, 1, 2**40, 2**63, 2**64 - 1)) for _ in range(3))
         dtype = rng.choice(dtypes)
         given = []
         for name in names:
@@ -202,7 +278,7 @@ def test_infiniop_create():
             dims = bent(rng, shape if big else shape[1:2])
             strides = None
             if rng.random() < (0.05 if big else 0.2):
-                strides = [rng.choice((1, 2, -1, 4, 0)) for _ in dims]
+                strides = [rng.choice((1, 2, -1, 4, 0, *EXTREME[::3])) for _ in dims]
             kind = dtype if rng.random() < 0.98 else rng.choice((5, 6, 12, 13, 14, 19, 77))
             made = infiniop.infiniopCreateTensorDescriptor(len(dims), dims, strides, kind)[1]
             chance = rng.random()

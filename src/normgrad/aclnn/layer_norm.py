@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from normgrad.aclnn.constants import DTYPE_BYTES, dtype_name
-from normgrad.aclnn.executor import StageOneAnswer, no_stage_one, require, stage_one, stage_two
+from normgrad.aclnn.executor import (
+    StageOneAnswer,
+    no_stage_one,
+    nulls_as_none,
+    stage_one,
+    stage_two,
+)
 from normgrad.aclnn.products import LAYER_NORM, SAME_OR_FLOAT
 from normgrad.aclnn.rules import Call, Operator, floats, mask_has_three, one_of, same_type
 from normgrad.aclnn.status import (
@@ -17,6 +23,7 @@ from normgrad.aclnn.status import (
     reports,
 )
 from normgrad.aclnn.tensors import aclBoolArray, aclIntArray, aclTensor, living
+from normgrad.device.failures import is_null
 from normgrad.spec import Op, Spec
 from normgrad.validate import MAX_RANK
 
@@ -127,10 +134,10 @@ def aclnnLayerNormBackwardGetWorkspaceSize(
         gradWeightOut,
         gradBiasOut,
     )
-    require(PAGE, tensors)
-    if normalizedShape is None:
+    tensors = nulls_as_none(PAGE, tensors)
+    if is_null(normalizedShape):
         fail(NULLPTR, "normalizedShape must not be null")
-    if outputMask is None:
+    if is_null(outputMask):
         fail(NULLPTR, "outputMask must not be null")
     sizes = living(normalizedShape, "normalizedShape", aclIntArray).values
     return stage_one(PAGE, tensors, sizes, outputMask)

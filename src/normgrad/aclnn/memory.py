@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from normgrad.aclnn.constants import aclrtMemcpyKind, aclrtMemMallocPolicy
 from normgrad.aclnn.runtime import current_memory, stream_number
 from normgrad.aclnn.status import (
@@ -16,7 +14,7 @@ from normgrad.aclnn.status import (
     runtime_status,
 )
 from normgrad.device import memory, memory_of
-from normgrad.device.failures import whole
+from normgrad.device.failures import INTEGERS, is_null, one_of, whole
 from normgrad.device.memory import OwnershipError
 
 Pointer = int | None
@@ -44,8 +42,7 @@ def aclrtMalloc(
 ) -> PointerAnswer:
     """Status, and the address of new device memory."""
     nbytes = _size("size", size)
-    if policy not in tuple(aclrtMemMallocPolicy):
-        fail(BAD_PARAM, f"policy must be a value of aclrtMemMallocPolicy, got {policy!r}")
+    one_of(BAD_PARAM, "policy", policy, aclrtMemMallocPolicy)
     owner, address = current_memory().allocate(nbytes)
     memory.DEVICE.add(address, nbytes, owner, "aclrtMalloc")
     return ACL_SUCCESS, address
@@ -103,8 +100,7 @@ def _copy(
     dst: HostBuffer, dest_max: int, src: HostBuffer, count: int, kind: int, stream: int, wait: bool
 ) -> Status:
     nbytes = _count(count, "destMax", dest_max)
-    if kind not in tuple(aclrtMemcpyKind):
-        fail(BAD_PARAM, f"kind must be a value of aclrtMemcpyKind, got {kind!r}")
+    kind = one_of(BAD_PARAM, "kind", kind, aclrtMemcpyKind)
     if nbytes == 0:
         return ACL_SUCCESS
     target = (
@@ -118,7 +114,7 @@ def _copy(
         else _host_side("src", src, nbytes, written=False)
     )
     place = current_memory()
-    place.copy(target, source, nbytes, int(kind), stream)
+    place.copy(target, source, nbytes, kind, stream)
     if wait:
         place.synchronize(stream)
     return ACL_SUCCESS
@@ -141,7 +137,7 @@ def _device_side(name: str, pointer: Any, nbytes: int) -> int:
 
 
 def _host_side(name: str, buffer: HostBuffer, nbytes: int, *, written: bool) -> int:
-    if buffer is None or isinstance(buffer, int):
+    if buffer is None or isinstance(buffer, INTEGERS):
         address = _address(name, buffer)
         if memory.checked:
             # Host addresses may be anybody's; those that we know must hold.
@@ -165,20 +161,20 @@ def _require(
 
 
 def _address(name: str, pointer: Any) -> int:
-    if pointer is None or (isinstance(pointer, int) and pointer == 0):
+    if is_null(pointer):
         fail(BAD_PARAM, f"{name} must not be null")
     return whole(BAD_PARAM, name, pointer)
 
 
 def _size(name: str, value: Any) -> int:
-    if not isinstance(value, (int, np.integer)) or value <= 0:
+    if not isinstance(value, INTEGERS) or value <= 0:
         fail(BAD_PARAM, f"{name} must be a positive number of bytes, got {value!r}")
     return int(value)
 
 
 def _count(count: Any, limit_name: str, limit: Any) -> int:
     for name, value in (("count", count), (limit_name, limit)):
-        if not isinstance(value, (int, np.integer)) or value < 0:
+        if not isinstance(value, INTEGERS) or value < 0:
             fail(BAD_PARAM, f"{name} must be a number of bytes, got {value!r}")
     if count > limit:
         fail(BAD_PARAM, f"count must not exceed {limit_name}, {limit}, got {count}")

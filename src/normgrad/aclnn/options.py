@@ -27,4 +27,7 @@ def number(name: str, value: Any) -> float:
 
 def integer(name: str, value: Any) -> int:
     """An int64."""
-    return whole(INVALID, name, value)
+    number = whole(INVALID, name, value)
+    if not -(2**63) <= number < 2**63:
+        fail(INVALID, f"{name} must be an int64, got {number}")
+    return number

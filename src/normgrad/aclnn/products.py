@@ -1,5 +1,6 @@
 """The products: which operators each has, and the tables of types and formats of the pages."""
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import Final
@@ -63,11 +64,17 @@ PRODUCTS: Final[dict[str, Product]] = {row.key: row for row in _ROWS}
 
 
 class _Settings:
-    """Process-wide: a machine has one product."""
+    """Process-wide: a machine has one product. What was never set is read from the environment."""
 
-    def __init__(self) -> None:
-        self.product = _product(os.environ.get("NORMGRAD_PRODUCT") or "ascend950")
-        self.saved: StatisticKind = _saved(os.environ.get("NORMGRAD_SAVE_INVSTD_IS") or "invstd")
+    @functools.cached_property
+    def product(self) -> Product:
+        """The product in force; raises for a name that the environment has wrong."""
+        return _product(os.environ.get("NORMGRAD_PRODUCT") or "ascend950")
+
+    @functools.cached_property
+    def saved(self) -> StatisticKind:
+        """How batch norm's ``saveInvstd`` is read."""
+        return _saved(os.environ.get("NORMGRAD_SAVE_INVSTD_IS") or "invstd")
 
 
 def _product(key: str) -> Product:
@@ -87,14 +94,11 @@ def _saved(kind: str) -> StatisticKind:
     raise ValueError(msg)
 
 
-_settings: _Settings | None = None
+_settings = _Settings()
 
 
 def settings() -> _Settings:
     """The settings; the environment is read on first use."""
-    global _settings  # noqa: PLW0603
-    if _settings is None:
-        _settings = _Settings()
     return _settings
 
 

@@ -15,6 +15,7 @@ from normgrad.aclnn.status import (
     reports,
     runtime_status,
 )
+from normgrad.device.failures import INTEGERS, is_null
 
 _DETERMINISM = range(4)
 
@@ -95,20 +96,22 @@ def aclFinalize() -> Status:
 
 
 def device_count() -> int:
-    """How many devices there are: the host is one."""
-    if device.memory_of(device.default_device()).device == "cpu":
+    """How many devices there are: the host is one, or the GPUs from NORMGRAD_DEVICE's on."""
+    device.memory_of(_place(0))  # raises where there is no such device
+    first = device.first_gpu()
+    if first is None:
         return 1
     import torch
 
-    return torch.cuda.device_count()
+    return torch.cuda.device_count() - first
 
 
 @runtime_status
 def aclrtSetDevice(deviceId: int) -> Status:
     """Make a device the calling thread's."""
-    _known(deviceId)
+    number = _known(deviceId)
     with _PROCESS.lock:
-        context = _PROCESS.contexts.setdefault(deviceId, aclrtContext(deviceId))
+        context = _PROCESS.contexts.setdefault(number, aclrtContext(number))
     _THREAD.context = context
     return ACL_SUCCESS
 
@@ -116,9 +119,9 @@ def aclrtSetDevice(deviceId: int) -> Status:
 @runtime_status
 def aclrtResetDevice(deviceId: int) -> Status:
     """Give a device up; memory that was not freed stays readable until it is."""
-    _known(deviceId)
+    number = _known(deviceId)
     with _PROCESS.lock:
-        context = _PROCESS.contexts.pop(deviceId, None)
+        context = _PROCESS.contexts.pop(number, None)
         if context is not None:
             context.alive = False
     return ACL_SUCCESS
@@ -139,16 +142,20 @@ def aclrtGetDeviceCount() -> NumberAnswer:
 @reports(*RUNTIME_CODES, _no_context)
 def aclrtCreateContext(deviceId: int) -> ContextAnswer:
     """Status, and a new context, which becomes the calling thread's."""
-    _known(deviceId)
-    context = aclrtContext(deviceId)
+    number = _known(deviceId)
+    context = aclrtContext(number)
     _THREAD.context = context
     return ACL_SUCCESS, context
 
 
 @runtime_status
 def aclrtDestroyContext(context: aclrtContext | None) -> Status:
-    """End a context."""
-    _living(context).alive = False
+    """End a context. The next aclrtSetDevice makes a new one where it was the device's own."""
+    with _PROCESS.lock:
+        ended = _living(context)
+        ended.alive = False
+        if _PROCESS.contexts.get(ended.device) is ended:
+            del _PROCESS.contexts[ended.device]
     return ACL_SUCCESS
 
 
@@ -174,9 +181,10 @@ def aclrtCreateStream() -> StreamAnswer:
 @runtime_status
 def aclrtDestroyStream(stream: aclrtStream | None) -> Status:
     """End a stream, once its work is done."""
-    if stream is None:
+    if is_null(stream):
         fail(BAD_PARAM, "stream must not be null")
     current_memory().synchronize(stream_number(stream))
+    assert stream is not None
     stream.alive = False
     stream.owner = None
     return ACL_SUCCESS
@@ -227,43 +235,45 @@ def aclrtCtxGetSysParamOpt(opt: int) -> NumberAnswer:
 
 def current_context() -> aclrtContext:
     """The calling thread's context, else that of the device which the process set first."""
-    context = _THREAD.context
-    if context is not None and context.alive:
-        return context
-    with _PROCESS.lock:
-        context = next(iter(_PROCESS.contexts.values()), None)
+    context = _context()
     if context is None:
         fail(Status.ACL_ERROR_RT_CONTEXT_NULL, "no device is set: call aclrtSetDevice first")
     return context
 
 
+def _context() -> aclrtContext | None:
+    context = _THREAD.context
+    if context is not None and context.alive:
+        return context
+    with _PROCESS.lock:
+        return next(iter(_PROCESS.contexts.values()), None)
+
+
 def current_memory() -> device.Memory:
     """The memory of the calling thread's device."""
-    return memory_of_device(current_context().device)
-
-
-def memory_of_device(device_id: int) -> device.Memory:
-    """The memory behind a device number."""
-    where = device.default_device()
-    return device.memory_of(f"cuda:{device_id}" if where.startswith("cuda") else where)
+    return device.memory_of(_place(current_context().device))
 
 
 def tensor_device() -> str:
-    """Where a tensor over raw memory is taken to be: on the thread's device, if one is set."""
-    where = device.default_device()
-    context = _THREAD.context
-    if where.startswith("cuda") and context is not None and context.alive:
-        return f"cuda:{context.device}"
-    return where
+    """Where a tensor over raw memory is taken to be: where the thread's aclrtMalloc gives it."""
+    context = _context()
+    return _place(0 if context is None else context.device)
+
+
+def _place(number: int) -> str:
+    """A device number as the core calls it; number 0 is the GPU that NORMGRAD_DEVICE names."""
+    first = device.first_gpu()
+    return device.default_device() if first is None else f"cuda:{first + number}"
 
 
 def stream_number(stream: Any) -> int:
     """What a backend gets for a stream; null is the default stream, 0."""
-    if stream is None or stream == 0:
+    if is_null(stream):
         return 0
     if type(stream) is not aclrtStream or not stream.alive:
         fail(Status.ACL_ERROR_RT_STREAM_CONTEXT, f"stream must be alive, got {_describe(stream)}")
-    return stream.number
+    number: int = stream.number
+    return number
 
 
 def _describe(stream: Any) -> str:
@@ -272,16 +282,18 @@ def _describe(stream: Any) -> str:
     return f"a {type(stream).__name__}"
 
 
-def _known(device_id: Any) -> None:
+def _known(device_id: Any) -> int:
     count = device_count()
-    if not isinstance(device_id, int) or not 0 <= device_id < count:
+    if not isinstance(device_id, INTEGERS) or not 0 <= device_id < count:
         rule = f"deviceId must be 0 to {count - 1}, got {device_id!r}"
         fail(Status.ACL_ERROR_RT_INVALID_DEVICEID, rule)
+    return int(device_id)
 
 
 def _living(context: Any) -> aclrtContext:
-    if context is None:
+    if is_null(context):
         fail(BAD_PARAM, "context must not be null")
     if type(context) is not aclrtContext or not context.alive:
         fail(Status.ACL_ERROR_RT_CONTEXT_NULL, "context must be one that was not destroyed")
-    return context
+    found: aclrtContext = context
+    return found

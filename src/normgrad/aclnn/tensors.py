@@ -1,7 +1,7 @@
 """aclTensor, aclBoolArray, aclIntArray: made, asked and destroyed."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from normgrad import hostmem
 from normgrad.aclnn.constants import (
@@ -23,10 +23,11 @@ from normgrad.aclnn.status import (
     reports,
 )
 from normgrad.arrays import Array, kind_of
-from normgrad.device.failures import alive, whole
+from normgrad.device.failures import INTEGERS, alive, is_null, length, whole
 from normgrad.errors import ArrayTypeError, DtypeError
 from normgrad.spec import TensorSpec, row_major
 
+_INT64_MAX: Final = 2**63 - 1
 _DTYPE_OF_NAME = {name: aclDataType(value) for value, name in DTYPE_NAMES.items()}
 
 
@@ -66,10 +67,12 @@ class aclTensor:
         self.owner = owner  # None: the memory belongs to an allocation
         self.alive = True
         self.itemsize = DTYPE_BYTES[kind.dtype]
-        self.address = data + offset * self.itemsize
-        low, high = hostmem.element_range(kind.tensor)
-        self.low = self.address + low * self.itemsize
-        self.high = self.address + high * self.itemsize
+        self.address = self.low = self.high = 0  # nothing of an empty tensor lies anywhere
+        if kind.tensor.size:
+            self.address = data + offset * self.itemsize
+            low, high = hostmem.element_range(kind.tensor)
+            self.low = self.address + low * self.itemsize
+            self.high = self.address + high * self.itemsize
 
     def __repr__(self) -> str:
         shape, strides, dtype = self.kind.tensor
@@ -136,17 +139,18 @@ def aclCreateTensor(
     shape = _integers("viewDims", viewDims, viewDimsNum)
     if any(size < 0 for size in shape):
         fail(INVALID, f"viewDims must not be negative, got {shape}")
-    steps = row_major(shape)
-    if strides is not None:
+    # An empty tensor may have sizes whose strides no int64 holds; nobody steps by them.
+    steps = tuple([min(step, _INT64_MAX) for step in row_major(shape)])
+    if not is_null(strides):
         steps = _integers("strides", strides, len(shape))
     storage = _integers("storageDims", storageDims, storageDimsNum)
-    if dataType not in DTYPE_BYTES:
+    if not isinstance(dataType, INTEGERS) or dataType not in DTYPE_BYTES:
         fail(INVALID, f"dataType must be a value of aclDataType, got {dataType!r}")
-    if not isinstance(format, int):
+    if not isinstance(format, INTEGERS):
         fail(INVALID, f"format must be a value of aclFormat, got {format!r}")
     start = whole(INVALID, "offset", offset)
-    address = whole(INVALID, "data", data or 0)
-    spec = TensorSpec(shape, steps, DTYPE_NAMES[dataType])
+    address = 0 if is_null(data) else whole(INVALID, "data", data)
+    spec = TensorSpec(shape, steps, DTYPE_NAMES[int(dataType)])
     kind = TensorKind(spec, int(dataType), int(format), tensor_device(), True)
     return aclTensor(kind, address, start, storage, None)
 
@@ -202,7 +206,7 @@ def aclDestroyIntArray(array: aclIntArray | None) -> Status:
 
 
 def _destroy(handle: Any, cls: type[Any]) -> Status:
-    if handle is not None:
+    if not is_null(handle):
         living(handle, cls.__name__, cls).alive = False
     return ACL_SUCCESS
 
@@ -253,20 +257,20 @@ def aclGetDataType(tensor: aclTensor | None) -> ValueAnswer:
 
 
 def _asked(tensor: aclTensor | None) -> aclTensor:
-    if tensor is None:
+    if is_null(tensor):
         fail(NULLPTR, "tensor must not be null")
     asked: aclTensor = living(tensor, "tensor", aclTensor)
     return asked
 
 
 def _items(name: str, values: Any, count: int) -> tuple[Any, ...]:
-    number = whole(INVALID, f"the number of {name}", count)
+    number = length(INVALID, f"the number of {name}", count)
     if number == 0:
         return ()
-    if values is None:
+    if is_null(values):
         fail(NULLPTR, f"{name} must not be null for {number} elements")
     items = tuple(values)
-    if not 0 <= number <= len(items):
+    if number > len(items):
         fail(INVALID, f"{name} must have {number} elements, got {len(items)}")
     return items[:number]
 

@@ -35,8 +35,9 @@ def write(prefix: Path) -> None:
         ("normgrad-infiniop", False, True),
     ):
         libs = link_flags(Path("${prefix}"), aclnn=aclnn, infiniop=infiniop)
+        # Found from the file's own place: the folder may be moved as a whole.
         text = f"""\
-prefix={prefix}
+prefix=${{pcfiledir}}/../..
 
 Name: {name}
 Description: Gradients of normalization layers behind the aclnn and infiniop interfaces

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from normgrad.spec import TensorSpec
 
-__all__ = ["Memory", "default_device", "memory_of"]
+__all__ = ["Memory", "default_device", "first_gpu", "memory_of"]
 
 
 class Memory(Protocol):
@@ -45,6 +45,16 @@ def default_device() -> str:
     return "cuda:0" if device == "cuda" else device
 
 
+def first_gpu() -> int | None:
+    """The GPU that ``NORMGRAD_DEVICE`` names, where numbering begins; None if it names none."""
+    return _gpu(default_device())
+
+
+def _gpu(device: str) -> int | None:
+    kind, _, index = device.partition(":")
+    return int(index) if kind == "cuda" and index.isdecimal() else None
+
+
 _MEMORIES: dict[str, Memory] = {}
 
 
@@ -57,7 +67,7 @@ def memory_of(device: str) -> Memory:
             from normgrad.device.host import HostMemory
 
             memory = HostMemory()
-        elif device.startswith("cuda"):
+        elif device == "cuda" or _gpu(device) is not None:
             from normgrad.device.cuda import CudaMemory
 
             memory = CudaMemory(device)

@@ -4,13 +4,19 @@ import functools
 import operator
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
+
+import numpy as np
 
 from normgrad.device import messages
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 AnyStatus = TypeVar("AnyStatus", bound=IntEnum)
+
+INTEGERS: Final = (int, np.integer)  # what may be an address; an array is a buffer
+# No shape or mask is longer: a count beyond it is garbage, and must not be followed.
+LONGEST: Final = 4096
 
 
 class StatusError(Exception):
@@ -53,12 +59,32 @@ def reports(
     return decorate
 
 
+def is_null(pointer: Any) -> bool:
+    """Whether what stands for a pointer, to memory or to an object of ours, is null: None or 0."""
+    return pointer is None or (isinstance(pointer, INTEGERS) and pointer == 0)
+
+
 def whole(status: IntEnum, name: str, value: Any) -> int:
     """An integer, or the status."""
     try:
         return operator.index(value)
     except TypeError:
         fail(status, f"{name} must be an integer, got {value!r}")
+
+
+def one_of(status: IntEnum, name: str, value: Any, choices: type[IntEnum]) -> int:
+    """A value of an enumeration, or the status."""
+    if not isinstance(value, INTEGERS) or value not in tuple(choices):
+        fail(status, f"{name} must be a value of {choices.__name__}, got {value!r}")
+    return int(value)
+
+
+def length(status: IntEnum, name: str, count: Any) -> int:
+    """How many elements an array has, or the status for a number that no array has."""
+    number = whole(status, name, count)
+    if not 0 <= number <= LONGEST:
+        fail(status, f"{name} must be 0 to {LONGEST}, got {number}")
+    return number
 
 
 def alive(status: IntEnum, handle: Any, name: str, cls: type[Any]) -> Any:

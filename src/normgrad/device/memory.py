@@ -148,7 +148,13 @@ class Allocations:
 
 def host_address(name: str, buffer: Any, nbytes: int, *, written: bool) -> int:
     """Where a host buffer (bytes, a bytearray, a NumPy array) lies, if it has the bytes."""
-    array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+    try:
+        array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+    except (TypeError, ValueError, BufferError):
+        kind = type(buffer).__name__
+        raise OwnershipError(
+            f"{name} must be an address or a contiguous buffer, got a {kind}"
+        ) from None
     if not array.flags.c_contiguous:
         raise OwnershipError(f"{name} must be contiguous, got strides {array.strides}")
     if written and not array.flags.writeable:

@@ -4,9 +4,9 @@ import functools
 from typing import Any, Final
 
 from normgrad import device as devices
-from normgrad.device.failures import whole
+from normgrad.device.failures import is_null, whole
 from normgrad.device.launch import SLOT, Arrangement, Span
-from normgrad.errors import ArgumentError, BackendError, OverlapError
+from normgrad.errors import ArgumentError, BackendError
 from normgrad.hostmem import byte_range
 from normgrad.infiniop.constants import infiniDevice_t
 from normgrad.infiniop.descriptors import (
@@ -31,6 +31,7 @@ from normgrad.infiniop.status import (
 )
 from normgrad.plan import make_plan
 from normgrad.spec import ROLES, Op, Spec, TensorSpec
+from normgrad.strides import without_idle_strides
 from normgrad.validate import validate
 
 DTYPES: Final = ("float16", "float32", "bfloat16")
@@ -141,10 +142,11 @@ def _decide(tensors: tuple[TensorSpec, ...], where: str) -> Arrangement:
             rule = f"must be contiguous, with strides {dense[name].strides}"
             fail(BAD_STRIDES, f"{name} {rule}, got {named[name].strides}")
     # Axes of size 1 may have any stride; the plan sees the ones of a contiguous tensor.
-    exact = named | {name: dense[name] for name in BIG}
+    exact = {name: without_idle_strides(tensor) for name, tensor in named.items()}
+    exact |= {name: dense[name] for name in BIG}
     try:
         plan = make_plan(_request(exact, where))
-    except OverlapError as error:
+    except ArgumentError as error:  # with dense tensors there was none: the strides are to blame
         fail(BAD_STRIDES, error.render(_NAMES))
     except BackendError as error:
         fail(UNSUPPORTED_DEVICE, str(error))
@@ -215,7 +217,7 @@ def infiniopBatchNormBackward(
         address = _address(name, pointer)
         check_range(name, address + low, address + high)
         spans[slot] = Span(address, address + low, address + high)
-    scratch = 0 if workspace is None else whole(BAD_PARAM, "workspace", workspace)
+    scratch = 0 if is_null(workspace) else whole(BAD_PARAM, "workspace", workspace)
     size = whole(BAD_PARAM, "workspace_size", workspace_size)
     if size < found.workspace_bytes:
         rule = f"workspace_size must be at least {found.workspace_bytes}"
@@ -257,7 +259,6 @@ def _descriptor(desc: Any) -> infiniopBatchNormBackwardDescriptor_t:
 
 
 def _address(name: str, pointer: Any) -> int:
-    address = 0 if pointer is None else whole(BAD_PARAM, name, pointer)
-    if not address:
+    if is_null(pointer):
         fail(BAD_PARAM, f"{name} must not be null")
-    return address
+    return whole(BAD_PARAM, name, pointer)

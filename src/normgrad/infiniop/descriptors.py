@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from normgrad.device.failures import alive, whole
+from normgrad.device.failures import alive, is_null, length, whole
 from normgrad.infiniop.constants import infiniDtype_t
 from normgrad.infiniop.runtime import current_device
 from normgrad.infiniop.status import (
@@ -81,7 +81,7 @@ def infiniopCreateTensorDescriptor(
     sizes = _integers("shape", shape, ndim)
     if any(size < 0 for size in sizes):
         fail(BAD_PARAM, f"shape must not be negative, got {sizes}")
-    steps = row_major(sizes) if strides is None else _integers("strides", strides, ndim)
+    steps = row_major(sizes) if is_null(strides) else _integers("strides", strides, ndim)
     kind = whole(BAD_PARAM, "dtype", dtype)
     tensor = TensorSpec(sizes, steps, DTYPE_NAMES.get(kind, f"dtype {kind}"))
     return SUCCESS, infiniopTensorDescriptor_t(tensor, kind)
@@ -95,25 +95,25 @@ def infiniopDestroyTensorDescriptor(desc: infiniopTensorDescriptor_t | None) -> 
 
 def destroy(handle: Any, name: str, cls: type[Any]) -> Status:
     """End an object of ours once; null is success."""
-    if handle is not None:
+    if not is_null(handle):
         living(handle, name, cls).alive = False
     return SUCCESS
 
 
 def living(handle: Any, name: str, cls: type[Any]) -> Any:
     """The object, if it is one of a class and was not destroyed."""
-    if handle is None:
+    if is_null(handle):
         fail(BAD_PARAM, f"{name} must not be null")
     return alive(BAD_PARAM, handle, name, cls)
 
 
 def _integers(name: str, values: Any, count: Any) -> tuple[int, ...]:
-    number = whole(BAD_PARAM, "ndim", count)
+    number = length(BAD_PARAM, "ndim", count)
     if number == 0:
         return ()
-    if values is None:
+    if is_null(values):
         fail(NULL_POINTER, f"{name} must not be null for {number} axes")
     items = tuple([whole(BAD_PARAM, name, item) for item in values])
-    if not 0 <= number <= len(items):
+    if number > len(items):
         fail(BAD_PARAM, f"{name} must have {number} elements, got {len(items)}")
     return items[:number]

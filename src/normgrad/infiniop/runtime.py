@@ -3,11 +3,9 @@
 import threading
 from typing import Any, Final
 
-import numpy as np
-
 from normgrad import device
 from normgrad.device import memory
-from normgrad.device.failures import whole
+from normgrad.device.failures import INTEGERS, is_null, one_of, whole
 from normgrad.device.memory import OwnershipError
 from normgrad.infiniop.constants import (
     INFINI_DEVICE_CPU,
@@ -79,7 +77,7 @@ def infinirtInit() -> Status:
 
 def device_count(kind: int) -> int:
     """How many devices of a kind there are: the host is one."""
-    if kind not in tuple(infiniDevice_t):
+    if not isinstance(kind, INTEGERS) or kind not in tuple(infiniDevice_t):
         fail(UNSUPPORTED_DEVICE, f"device must be CPU (0) or NVIDIA (1), got {kind!r}")
     if kind == INFINI_DEVICE_CPU:
         return 1
@@ -94,11 +92,11 @@ def device_count(kind: int) -> int:
 def infinirtSetDevice(device: int, device_id: int) -> Status:
     """Make a device the calling thread's."""
     count = device_count(device)
-    if not isinstance(device_id, int) or not 0 <= device_id < count:
-        name = infiniDevice_t(device).name
+    if not isinstance(device_id, INTEGERS) or not 0 <= device_id < count:
+        name = infiniDevice_t(int(device)).name
         fail(NO_DEVICE, f"device_id must be one of {count} of {name}, got {device_id!r}")
     _THREAD.device = int(device)
-    _THREAD.device_id = device_id
+    _THREAD.device_id = int(device_id)
     return SUCCESS
 
 
@@ -129,21 +127,25 @@ def infinirtStreamCreate() -> StreamAnswer:
 
 
 @status_only
-def infinirtStreamDestroy(stream: infinirtStream_t | None) -> Status:
-    """End a stream, once its work is done. Null is success."""
-    if stream is not None:
-        number = stream_number(stream)
-        device.memory_of(stream.device).synchronize(number)
-        stream.alive = False
-        stream.owner = None
+def infinirtStreamDestroy(stream: Any) -> Status:
+    """End a stream of ours, once its work is done. Null, the default stream, is success."""
+    if is_null(stream):
+        return SUCCESS
+    number = stream_number(stream)
+    if type(stream) is not infinirtStream_t:
+        fail(BAD_PARAM, f"stream must come from infinirtStreamCreate, got address {number:#x}")
+    device.memory_of(stream.device).synchronize(number)
+    stream.alive = False
+    stream.owner = None
     return SUCCESS
 
 
 @status_only
-def infinirtStreamSynchronize(stream: infinirtStream_t | None) -> Status:
-    """Wait for a stream's work; null is the default stream."""
+def infinirtStreamSynchronize(stream: Any) -> Status:
+    """Wait for a stream's work; null and others' streams are the calling thread's device's."""
     number = stream_number(stream)
-    place = current_memory() if stream is None else device.memory_of(stream.device)
+    ours = type(stream) is infinirtStream_t
+    place = device.memory_of(stream.device) if ours else current_memory()
     place.synchronize(number)
     return SUCCESS
 
@@ -162,7 +164,7 @@ def infinirtMalloc(size: int) -> NumberAnswer:
 @status_only
 def infinirtFree(ptr: int | None) -> Status:
     """Free memory, by the very pointer that infinirtMalloc gave. Null is success."""
-    if not ptr:
+    if is_null(ptr):
         return SUCCESS
     try:
         memory.DEVICE.release(whole(BAD_PARAM, "ptr", ptr), "infinirtFree")
@@ -200,36 +202,39 @@ def current_memory() -> device.Memory:
 
 def stream_number(stream: Any) -> int:
     """What a backend gets for a stream: one of ours, null, or a CUDA stream by its address."""
-    if stream is None:
+    if is_null(stream):
         return 0
     if type(stream) is infinirtStream_t:
         if not stream.alive:
             fail(BAD_PARAM, "stream must be alive, got one that was destroyed")
-        return stream.number
-    return whole(BAD_PARAM, "stream", stream)
+        number: int = stream.number
+        return number
+    if not isinstance(stream, INTEGERS):
+        fail(BAD_PARAM, f"stream must be one of ours or an address, got a {type(stream).__name__}")
+    return int(stream)
 
 
 def _copy(dst: Any, src: Any, size: int, kind: int, stream: int, *, wait: bool) -> Status:
     nbytes = _whole("size", size)
-    if kind not in tuple(infinirtMemcpyKind_t):
-        fail(BAD_PARAM, f"kind must be a value of infinirtMemcpyKind_t, got {kind!r}")
+    kind = one_of(BAD_PARAM, "kind", kind, infinirtMemcpyKind_t)
     if nbytes == 0:
         return SUCCESS
     target = _side("dst", dst, nbytes, on_device=kind in _DEVICE_TARGET, written=True)
     source = _side("src", src, nbytes, on_device=kind in _DEVICE_SOURCE, written=False)
     place = current_memory()
-    place.copy(target, source, nbytes, int(kind), stream)
+    place.copy(target, source, nbytes, kind, stream)
     if wait:
         place.synchronize(stream)
     return SUCCESS
 
 
 def _side(name: str, where: Any, nbytes: int, *, on_device: bool, written: bool) -> int:
-    if where is None or (isinstance(where, int) and where == 0):
+    if is_null(where):
         fail(NULL_POINTER, f"{name} must not be null")
-    if isinstance(where, int):
-        check_range(name, where, where + nbytes)
-        return where
+    if isinstance(where, INTEGERS):
+        address = int(where)
+        check_range(name, address, address + nbytes)
+        return address
     if on_device:
         fail(BAD_PARAM, f"{name} must be an address, got a {type(where).__name__}")
     try:
@@ -248,6 +253,6 @@ def check_range(name: str, low: int, high: int) -> None:
 
 
 def _whole(name: str, value: Any) -> int:
-    if not isinstance(value, (int, np.integer)) or value < 0:
+    if not isinstance(value, INTEGERS) or value < 0:
         fail(BAD_PARAM, f"{name} must be a number of bytes, got {value!r}")
     return int(value)

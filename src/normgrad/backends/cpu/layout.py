@@ -46,9 +46,12 @@ def arrange(spec: Spec, geometry: Geometry, compute: str, roles: tuple[str, ...]
 def _order(spec: Spec, geometry: Geometry, seen: dict[str, Strides4 | None]) -> Order:
     if spec.op is Op.LAYER_NORM:
         return "rows"
-    # Group norm may read its data as other sizes than those of its shape: then no axis is the
-    # channels', and a copy can only be made in the order of the elements.
-    movable = spec.extents is None or spec.x.shape[:2] == spec.extents[:2]
+    # Group norm may read its data as other sizes than those of their shapes, dy's and x's each its
+    # own: then no axis is the channels', and a copy can only be made in the order of the elements.
+    # dx has the shape of x.
+    movable = spec.extents is None or all(
+        tensor.shape[:2] == spec.extents[:2] for tensor in (spec.dy, spec.x)
+    )
     for role in ("x", "dy", "dx"):
         found = seen.get(role)
         if found is None:

@@ -8,6 +8,7 @@ own.
 import ctypes
 import functools
 import os
+import sys
 import threading
 from typing import Any
 
@@ -101,12 +102,21 @@ def thread_count() -> int:
     if not _POSIX:
         return 1
     wish = _environment.get(_WISH)
-    if wish and wish.strip().isdigit():
-        return max(1, min(int(wish), _MOST * _cores()))
+    if wish:
+        if wish.strip().isdigit():
+            return max(1, min(int(wish), _MOST * _cores()))
+        _complain(wish)
     numba, parallel, config = _numba()
     # Asking Numba starts its threads; only when somebody else has done so is there an answer.
     asked = getattr(parallel, "_is_initialized", False)
     return min(_cores(), int(numba.get_num_threads() if asked else config.NUMBA_NUM_THREADS))
+
+
+@functools.cache  # once for each value: this is asked with every call
+def _complain(wish: str | bytes) -> None:
+    text = os.fsdecode(wish)
+    rule = "NORMGRAD_NUM_THREADS must be a number of threads"
+    print(f"normgrad: {rule}, got {text!r}, which is ignored", file=sys.stderr, flush=True)
 
 
 @functools.cache

@@ -5,9 +5,8 @@ from typing import Any, Final
 
 from normgrad.capi.bridge.handles import Handles
 from normgrad.capi.signatures import Function
+from normgrad.device.failures import LONGEST
 
-# No shape or mask is longer: a count beyond it is garbage, and must not be followed.
-_LONGEST: Final = 4096
 _GETTERS: Final = ("aclGetViewShape", "aclGetViewStrides", "aclGetStorageShape")
 
 
@@ -21,10 +20,17 @@ def external(
     ffi = handles.ffi
 
     def copied(values: Any, count: int) -> Any:
-        return None if values == ffi.NULL else ffi.unpack(values, min(count, _LONGEST))
+        if values == ffi.NULL:
+            return None
+        return ffi.unpack(values, count) if count <= LONGEST else ()  # refused unread
 
     def made(kind: str, found: Any) -> int:
-        return 0 if found is None else handles.new(kind, found)
+        if found is None:
+            return 0
+        handle = handles.new(kind, found)
+        if not handle:
+            raise MemoryError(f"too many objects of type {function.result} are alive")
+        return handle
 
     def tensor(
         dims: Any,
@@ -65,13 +71,12 @@ def external(
                 return null_result(function, function.parameters[place].name)
         status, items, number = target(handles.find(pointer))
         if status == 0:
+            packed = ffi.new("int64_t[]", items)  # before there is memory to lose
             room = handles.lib.malloc(max(number, 1) * 8)  # the caller frees it
             if room == ffi.NULL:
                 raise MemoryError(f"{number} numbers")
-            copy = ffi.cast("int64_t*", room)
-            for place, item in enumerate(items):
-                copy[place] = item
-            values[0] = copy
+            ffi.memmove(room, packed, number * 8)
+            values[0] = ffi.cast("int64_t*", room)
             count[0] = number
         return int(status)
 

@@ -38,7 +38,7 @@ def fill(handles: Handles) -> None:
     ffi = handles.ffi
     for function in bridged():
         inside, no_memory = _FAILED.get(function.result, (0, 0))
-        call = _checked(_external(handles, function), function)
+        call = _checked(_external(handles, function), function, ffi)
         if function.name == "aclrtGetSocName":
             inside = ffi.NULL
         ffi.def_extern(
@@ -140,11 +140,7 @@ def _text(handles: Handles, target: Callable[[], str]) -> External:
     kept: dict[str, Any] = {}
 
     def call() -> Any:
-        try:
-            text = target()
-        except ValueError as error:  # an unknown product
-            messages.record(f"aclrtGetSocName: {error}")
-            text = ""
+        text = target()  # empty for an unknown product
         if text not in kept:
             kept[text] = handles.ffi.new("char[]", text.encode())
         return kept[text]
@@ -161,23 +157,35 @@ def _recent(handles: Handles) -> External:
     return call
 
 
-def _checked(call: External, function: Function) -> External:
+def _checked(call: External, function: Function, ffi: Any) -> External:
     """In checked mode a C program sees the sentence of every failure without asking for it."""
-    if not memory.checked or function.result not in _FAILED:
+    if not memory.checked:
         return call
 
     def tell(*args: Any) -> Any:
-        status = call(*args)
-        if status:
-            print(f"normgrad: status {status}: {messages.recent()}", file=sys.stderr, flush=True)
-        return status
+        answer = call(*args)
+        if function.result in _FAILED:
+            if answer:
+                _tell(answer)
+        elif not (answer if function.result in HANDLES else ffi.string(answer)):
+            _tell()
+        return answer
 
     return tell
+
+
+def _tell(status: int = 0) -> None:
+    """The recent sentence on stderr; functions that return a pointer have no status."""
+    words = f"status {status}: " if status else ""
+    print(f"normgrad: {words}{messages.recent()}", file=sys.stderr, flush=True)
 
 
 def _reporter(name: str, inside: Any, no_memory: Any) -> Callable[..., Any]:
     def report(kind: Any, error: Any, traceback: Any) -> Any:
         messages.record(f"{name}: {kind.__name__}: {error}")
-        return no_memory if isinstance(error, MemoryError) else inside
+        status = no_memory if isinstance(error, MemoryError) else inside
+        if memory.checked:
+            _tell(status if isinstance(status, int) else 0)
+        return status
 
     return report

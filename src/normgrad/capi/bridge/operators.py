@@ -93,11 +93,13 @@ _ENTRY: Final = "int32_t(*)(int64_t*, int64_t*, int64_t, int64_t)"
 
 def _stage_two(handles: Handles, target: Callable[..., Any]) -> Callable[..., int]:
     lib = handles.lib
+    is_executor = handles.kinds["EXECUTOR"]
 
     def call(workspace: int, size: int, pointer: int, stream: int) -> int:
-        # Only one call may have a single-use executor, here as in C.
-        inside = lib.handle_begin(pointer)
-        executor = _executor(handles, pointer, inside)
+        # Only one call may have a single-use executor, here as in C. Whatever else lives behind a
+        # handle must not be entered: nobody would leave it.
+        inside = lib.handle_kind(pointer) == is_executor and lib.handle_begin(pointer)
+        executor = _executor(handles, pointer, bool(inside))
         status = target(workspace, size, executor, handles.find(stream))
         if inside:
             (lib.handle_cancel if executor.state == "ready" else lib.handle_finish)(pointer)

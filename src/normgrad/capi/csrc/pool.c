@@ -28,6 +28,10 @@ static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
 static struct job* jobs;
 static int helpers, idle;
 
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+
+static void in_parent(void) { pthread_mutex_unlock(&lock); }
+
 static void in_child(void) /* fork copies no thread but the caller's */
 {
     pthread_mutex_init(&lock, NULL);
@@ -35,6 +39,12 @@ static void in_child(void) /* fork copies no thread but the caller's */
     pthread_cond_init(&done, NULL);
     jobs = NULL;
     helpers = idle = 0;
+}
+
+/* When the library is loaded: on first use another thread may be forking already. */
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(before_fork, in_parent, in_child);
 }
 
 static void unlink_job(struct job* job)
@@ -77,11 +87,8 @@ static void* help(void* unused)
 
 static void start_helpers(int wanted)
 {
-    static int watched;
     sigset_t all, before;
     pthread_attr_t detached;
-    if (!watched)
-        watched = !pthread_atfork(NULL, NULL, in_child);
     if (pthread_attr_init(&detached))
         return;
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);

@@ -55,6 +55,17 @@ static uint32_t used = 1; /* slot 0 is none */
 static uint32_t executors;
 static struct list resting, retired;
 
+/* fork copies no thread but the caller's: it waits until nobody is inside, or the lock would be
+ * held in the child by a thread that is not there. */
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
+
 static struct slot* at(uint32_t index)
 {
     struct slot* chunk = atomic_load_explicit(&chunks[index / CHUNK], memory_order_acquire);

@@ -26,6 +26,9 @@ struct normgrad_table normgrad_table;
 enum { NOT_STARTED, READY, FAILED };
 static atomic_int state = NOT_STARTED;
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+static pthread_t starter;
+static atomic_int started; /* by `starter`, which is not done yet */
+static int orphaned;
 static char failure[1024];
 static _Thread_local char recent[2048];
 
@@ -227,15 +230,34 @@ static PyThreadState* let_go(void)
     return NULL;
 }
 
+/* fork does not wait for a start: it may be the start that forks, or wait for the caller's GIL. A
+ * child without the thread that was at it has half a Python, which nobody will complete. */
+static void in_child(void)
+{
+    int begun = atomic_load(&started);
+    if (begun && pthread_equal(starter, pthread_self()))
+        return;
+    orphaned = begun;
+    pthread_mutex_init(&starting, NULL);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
 static int first_call(void)
 {
     PyThreadState* held = let_go();
     pthread_mutex_lock(&starting);
     if (atomic_load(&state) == NOT_STARTED) {
-        int ready = start();
+        starter = pthread_self();
+        atomic_store(&started, 1);
+        int ready = orphaned ? fail("forked while another thread was starting Python") : start();
         if (!ready)
             fprintf(stderr, "normgrad: %s\n", failure);
         atomic_store(&state, ready ? READY : FAILED);
+        atomic_store(&started, 0);
     }
     pthread_mutex_unlock(&starting);
     if (held) {
