@@ -14,7 +14,7 @@ def ones(*shape):
     return np.ones(shape, F)
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 4, 0)])
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 4, 0), (0, 4, 999, 999)])
 def test_empty_data_gives_zero_parameter_gradients(shape, host_backend):
     """An empty sum is 0, whatever was in the memory before."""
     out = (np.empty(shape, F), np.full(4, np.nan, F), np.full(4, np.nan, F))

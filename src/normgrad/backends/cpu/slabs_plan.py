@@ -50,7 +50,7 @@ def _split(program: "Program", slabs: int, segments: int) -> None:
     params[slots.AT_COEFFICIENTS] = program.reserve(slabs * 16)
     together = _together(program, slabs, segments * geometry.inner)
     params[slots.FAR] &= int(together == slabs)
-    for first in range(0, slabs, together):
+    for first in range(0, slabs, max(together, 1)):
         last = min(first + together, slabs)
         units = (last - first) * pieces
         if needs.sum_dy:
