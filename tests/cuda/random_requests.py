@@ -10,7 +10,7 @@ import sys
 from host_mail import HostMail
 
 from normgrad import verify
-from normgrad.backends.cuda import backend, device, resident
+from normgrad.backends.cuda import backend, device, resident, resident_blocks
 from normgrad.backends.cuda.tiles import Block
 from normgrad.plan import _make_plan, make_plan
 from normgrad.spec import Op
@@ -53,7 +53,7 @@ def main(count):
     pick = random.Random(11)
     mail = HostMail()
     plans = {}
-    blocks = resident._blocks, resident._flat_blocks
+    blocks = resident_blocks._blocks, resident_blocks._flat_blocks
     held = larger = 0  # tiles in registers; slabs that do not fit in shared memory alone
     windows = set()  # operators in windows, with tiles in registers
     bulk = set()  # kinds of tiles that come by bulk copies
@@ -64,7 +64,8 @@ def main(count):
             "shared_bytes": pick.choice((7, 9) if small else (64, 100, 228)) << 10,
         }
         backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, **tiny)
-        resident._blocks, resident._flat_blocks = small_blocks(pick) if small else blocks
+        made = small_blocks(pick) if small else blocks
+        resident_blocks._blocks, resident_blocks._flat_blocks = made
         by_bulk = pick.random() < 0.6
         resident._pays = lambda *_, answer=by_bulk: answer
         _make_plan.cache_clear()

@@ -312,12 +312,12 @@ def test_columns_in_many_small_tiles():
 SMALL_IMAGES = """
 import numpy as np
 from normgrad import functional
-from normgrad.backends.cuda import backend, device, interpret, resident
+from normgrad.backends.cuda import backend, device, interpret, resident_blocks
 from normgrad.backends.cuda.tiles import Block
 
 # Lines of 64 vectors: few images make many tiles, teams and rounds.
 line = Block(2, 1024, 4, 128, held=2, most=5, ahead=True)
-resident._flat_blocks = lambda *_: ((line, 1), (line, 1 << 30))
+resident_blocks._flat_blocks = lambda *_: ((line, 1), (line, 1 << 30))
 backend.INTERPRETER = device.Device("tiny", 90, 3, 65536, 24 << 10)
 rng = np.random.default_rng(6)
 run = interpret.interpret

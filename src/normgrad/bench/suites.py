@@ -188,6 +188,13 @@ def _resnet50() -> Iterator[Workload]:
     yield from rows(Op.BATCH_NORM, shapes, _GPU_TYPES, LAYOUTS)
 
 
+def _deeplab() -> Iterator[Workload]:
+    """Batch norms of DeepLab on crops of 513x513, 8 images: planes that start anywhere."""
+    sizes = "64x257x257 64x129x129 256x129x129 128x65x65 512x65x65 256x33x33 1024x33x33 2048x33x33"
+    shapes = ",".join(f"8x{size}" for size in sizes.split())
+    yield from rows(Op.BATCH_NORM, shapes, _GPU_TYPES)
+
+
 def _sd_unet() -> Iterator[Workload]:
     """Every distinct group norm of Stable Diffusion 1.5's U-Net, two latents of 64x64."""
     sizes = "320x64x64 640x64x64 960x64x64 320x32x32 640x32x32 960x32x32 1280x32x32 1920x32x32 "
@@ -208,6 +215,7 @@ _SUITES: Final = {
     "cpu": _cpu,
     "h200": _h200,
     "resnet50": _resnet50,
+    "deeplab": _deeplab,
     "sd-unet": _sd_unet,
     "llm": _llm,
 }

@@ -9,12 +9,12 @@ room for the next one wanted, of this slab or the next. Held tiles come through 
 
 import triton.language as tl
 
-from normgrad.backends.cuda.kernels.columns import (
+from normgrad.backends.cuda.kernels.column_exchange import exchange
+from normgrad.backends.cuda.kernels.column_tiles import (
     add_tile,
     centre_of,
     copy_tile,
     either,
-    exchange,
     strip_of,
     take_tile,
     write_tile,
