@@ -41,7 +41,6 @@ def add_apply(
         "gamma": builder.vector("gamma"),
         **sums,
         "counts": counts,
-        "channels": layout.channels,
         "group_size": geometry.channels,
         "count": float(geometry.count),
         "eps": spec.eps,

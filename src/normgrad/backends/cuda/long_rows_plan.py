@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.parameters import finish_rows
 from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.row_teams_plan import Data
-from normgrad.backends.cuda.tiles import alignment, ceil_div, power_of_two
-from normgrad.dtypes import ITEMSIZE
+from normgrad.backends.cuda.row_data import RowData, row_operands, row_sizes
+from normgrad.backends.cuda.tiles import ceil_div, power_of_two
 from normgrad.geometry import Geometry
 
 # Elements of a tile: 16x1048576 in bfloat16 takes 67 us with one row of 1024, 83 with four of 512,
@@ -52,30 +51,26 @@ def _strips(rows: int, cols: int, itemsize: int, device: Device, writes: bool) -
 
 
 def long_rows(
-    builder: Builder, geometry: Geometry, device: Device, data: Data, *, reads_x: bool
+    builder: Builder, geometry: Geometry, device: Device, data: RowData, *, reads_x: bool
 ) -> None:
     """Launch: the sums of rows if they are needed, then dx and the parameter gradients."""
     rows, cols = geometry.outer, geometry.channels
-    dy, x, dx = data["dy"], data["x"], data["dx"]
-    assert dy is not None
-    assert x is not None
-    present = [one for one in data.values() if one is not None]
-    itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
-    align = alignment(itemsize, cols, *(step for _, step in present))
+    align, itemsize = row_sizes(geometry, data)
+    operands = row_operands(data, align)
+    if not reads_x:
+        operands["x"] = None
     common: dict[str, Argument] = {
-        "dy": dy[0],
-        "x": x[0] if reads_x else None,
+        **{name: one for name, one in operands.items() if not name.startswith("dx")},
         "mean": builder.vector("mean"),
         "gamma": builder.vector("gamma"),
         "rows": rows,
         "cols": cols // align,
-        "dy_row": dy[1] // align,
-        "x_row": x[1] // align,
     }
+    writes = data["dx"] is not None
     totals = None
-    if dx is not None:
+    if writes:
         totals = _row_totals(builder, device, rows, cols, align, common)
-    strips = _strips(rows, cols, itemsize, device, dx is not None)
+    strips = _strips(rows, cols, itemsize, device, writes)
     programs = strips.parts
     wants = builder.wants_parameters
     joined = wants and programs > 1
@@ -89,12 +84,12 @@ def long_rows(
         common
         | results
         | {
-            "dx": dx[0] if dx else None,
+            "dx": operands["dx"],
+            "dx_row": operands["dx_row"],
             "rstd": builder.vector("rstd"),
             "totals": totals,
             "partials": partials,
             "parts": programs,
-            "dx_row": dx[1] // align if dx else 0,
         },
         {
             "ROWS": strips.rows,

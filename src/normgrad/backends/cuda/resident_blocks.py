@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.layout import Layout
 from normgrad.backends.cuda.tiles import (
+    DRIVER_BYTES,
     THREADS,
     Block,
     Team,
@@ -125,7 +126,7 @@ def _flat_block(
     device: Device, itemsize: int, warps: int, chunk_bytes: int, per: int, *, held: int
 ) -> Block:
     """One of ``per`` blocks of a multiprocessor, with as many tiles as it has room for."""
-    room = device.shared_bytes // per - 1024 - _sums_bytes(chunk_bytes // itemsize)
+    room = device.shared_bytes // per - DRIVER_BYTES - _sums_bytes(chunk_bytes // itemsize)
     chunks = max(2, room // (2 * chunk_bytes))
     registers = min(255, device.registers // (per * warps * THREADS))
     return Block(warps, chunk_bytes, chunks, registers, held=held, most=chunks, ahead=True)

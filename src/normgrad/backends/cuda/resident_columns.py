@@ -177,11 +177,11 @@ def _blocks(data: Slabs) -> tuple[Block, ...]:
 def cuts(data: Slabs, device: Device) -> Iterator[Cut]:
     """All that can be done."""
     for block in _blocks(data):
-        for width, cols in _widths(data, block):
+        for width, cols in _widths(data):
             yield from _teams(data, device, block, width, cols)
 
 
-def _widths(data: Slabs, block: Block) -> Iterator[tuple[int, int]]:
+def _widths(data: Slabs) -> Iterator[tuple[int, int]]:
     """Columns of a slab and of a tile."""
     vector = 16 // data.itemsize
     cols = max(vector, min(power_of_two(data.channels), _LEAST_BYTES // data.itemsize))

@@ -7,7 +7,7 @@ from typing import Any
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.parameters import joint_sums
 from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.row_teams_plan import Data, row_arguments
+from normgrad.backends.cuda.row_data import RowData, row_arguments
 from normgrad.backends.cuda.tiles import (
     THREADS,
     alignment,
@@ -94,7 +94,7 @@ class Sets:
         return self.head + self.depth * self.slot + 8 * self.noted
 
 
-def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: Data) -> Sets | None:
+def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: RowData) -> Sets | None:
     """None where rows cannot come so, or come better otherwise."""
     rows, cols = geometry.outer, geometry.channels
     dy, x = data["dy"], data["x"]
@@ -247,7 +247,9 @@ def _together(each: int) -> int:
     return 1 << max(most, 1).bit_length() - 1
 
 
-def ring_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, sets: Sets) -> int:
+def ring_rows(
+    builder: Builder, geometry: Geometry, device: Device, data: RowData, sets: Sets
+) -> int:
     """Launch; returns how many programs."""
     rows, cols = geometry.outer, geometry.channels
     programs = min(ceil_div(rows, sets.rows), sets.per * device.multiprocessors)
@@ -267,7 +269,7 @@ def ring_rows(builder: Builder, geometry: Geometry, device: Device, data: Data, 
 def launch_ring(
     builder: Builder,
     device: Device,
-    data: Data,
+    data: RowData,
     sets: Sets,
     sizes: dict[str, int | None],  # rows, groups and parts
     constants: dict[str, Any],

@@ -5,18 +5,18 @@ from typing import Any
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.parameters import joint_sums
-from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.tiles import THREADS, alignment, ceil_div
+from normgrad.backends.cuda.program import Builder, Ref
+from normgrad.backends.cuda.row_data import RowData, row_arguments, row_sizes
+from normgrad.backends.cuda.tiles import DRIVER_BYTES, THREADS, ceil_div
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
-Data = dict[str, tuple[Ref, int] | None]  # memory and the step between rows, by role
 # Steps between the sums and the gradient of a row. An exchange takes 2 to 3 us, and a step 1.7:
 # with 3 and 4 an H200 reads 79 and 84 % for 4096x16384 in bfloat16. Blocks of 4 warps with 1 to 5:
 # 49, 61, 80, 80, 80 %, in float32 with 3 to 5 90, 94, 94 %.
 LAG = 4
 _LEAST_LAG = 3
-_SPARE = 1536  # bytes of shared memory: 1024 for the driver, the rest for sums across warps
+_SPARE = DRIVER_BYTES + 512  # of shared memory: the rest for sums across warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def _blocks(itemsizes: list[int]) -> tuple[Ring, ...]:
     return (*((single,) if max(itemsizes) == 2 else ()), double, replace(double, warps=4, per=2))
 
 
-def choose_ring(builder: Builder, geometry: Geometry, device: Device, data: Data) -> Ring | None:
+def choose_ring(builder: Builder, geometry: Geometry, device: Device, data: RowData) -> Ring | None:
     """As many blocks a multiprocessor as fit; None where teams cannot be."""
     if builder.compute != "float32" or not device.copies_ahead or data["dx"] is None:
         return None
@@ -66,11 +66,9 @@ def choose_ring(builder: Builder, geometry: Geometry, device: Device, data: Data
     return None
 
 
-def _sizes(geometry: Geometry, data: Data) -> tuple[int, list[int]]:
+def _sizes(geometry: Geometry, data: RowData) -> tuple[int, list[int]]:
     """Elements that every row starts at a multiple of; the bytes of an element of dy and x."""
-    present = [one for one in data.values() if one is not None]
-    widest = max(ITEMSIZE[ref.dtype] for ref, _ in present)
-    align = alignment(widest, geometry.channels, *(step for _, step in present))
+    align, _ = row_sizes(geometry, data)
     return align, [ITEMSIZE[one[0].dtype] for one in (data["dy"], data["x"]) if one is not None]
 
 
@@ -85,28 +83,15 @@ def _depth(ring: Ring, per: int, device: Device, itemsizes: list[int]) -> int:
     return min((device.shared_bytes // per - _SPARE) // step, 12)
 
 
-def ring_teams(ring: Ring, geometry: Geometry, device: Device, data: Data) -> int:
+def ring_teams(ring: Ring, geometry: Geometry, device: Device, data: RowData) -> int:
     """How many teams run at once, none without a row."""
     part = _cols(ring, _sizes(geometry, data)[1]) * ring.chunks
     blocks = ring.per * device.multiprocessors
     return min(geometry.outer, blocks // ceil_div(geometry.channels, part))
 
 
-def row_arguments(builder: Builder, data: Data, align: int) -> dict[str, Argument]:
-    """What kernels of rows take: data, gamma and results."""
-    arguments: dict[str, Argument] = {
-        "gamma": builder.vector("gamma"),
-        "dgamma": builder.result("dgamma"),
-        "dbeta": builder.result("dbeta"),
-    }
-    for role, one in data.items():
-        ref, step = one or (None, 0)
-        arguments |= {role: ref, f"{role}_row": step // align}
-    return arguments
-
-
 def team_rows(
-    builder: Builder, geometry: Geometry, device: Device, data: Data, ring: Ring, teams: int
+    builder: Builder, geometry: Geometry, device: Device, data: RowData, ring: Ring, teams: int
 ) -> None:
     """Launch so many teams."""
     rows, cols = geometry.outer, geometry.channels

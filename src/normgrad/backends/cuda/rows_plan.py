@@ -6,18 +6,18 @@ from typing import Any
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.long_rows_plan import long_rows
 from normgrad.backends.cuda.parameters import finish_rows, joint_sums
-from normgrad.backends.cuda.program import Argument, Builder, Program, Ref
+from normgrad.backends.cuda.program import Argument, Builder, Program
+from normgrad.backends.cuda.row_data import RowData, row_operands, row_sizes, rows_of
 from normgrad.backends.cuda.row_ring_plan import choose_sets, ring_rows
-from normgrad.backends.cuda.row_teams_plan import Data, choose_ring, ring_teams, team_rows
+from normgrad.backends.cuda.row_teams_plan import choose_ring, ring_teams, team_rows
 from normgrad.backends.cuda.tiles import (
+    DRIVER_BYTES,
     THREADS,
-    alignment,
     blocks_per_multiprocessor,
     ceil_div,
     power_of_two,
 )
-from normgrad.dtypes import ITEMSIZE
-from normgrad.geometry import Geometry, reshaped_strides
+from normgrad.geometry import Geometry
 from normgrad.spec import Spec
 
 _ROUNDS = 8  # of rows in registers, for the next to come straight there
@@ -34,7 +34,7 @@ def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bo
     Without ``teams`` nothing is copied asynchronously.
     """
     rows, cols = geometry.outer, geometry.channels
-    data = {role: _rows(builder, role, rows, cols) for role in ("dy", "x", "dx")}
+    data = rows_of(builder, geometry)
     if data["dx"] is None and cols > _LONG:
         long_rows(builder, geometry, device, data, reads_x=_reads_x(builder))
         return builder.finish("sums of columns")
@@ -54,17 +54,6 @@ def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bo
         return builder.finish(f"whole rows, {programs} programs")
     long_rows(builder, geometry, device, data, reads_x=_reads_x(builder))
     return builder.finish("long rows")
-
-
-def _rows(builder: Builder, role: str, rows: int, cols: int) -> tuple[Ref, int] | None:
-    """A data tensor as rows of contiguous elements: its memory and the step between rows."""
-    tensor = builder.spec.tensor(role)
-    if tensor is None:
-        return None
-    steps = reshaped_strides(tensor, (rows, cols))
-    if steps is not None and steps[0] >= 0 and (cols == 1 or steps[1] == 1):
-        return Ref(role, 0, tensor.dtype), steps[0]
-    return (builder.bounce(role) if role == "dx" else builder.pack(role)), cols
 
 
 def _reads_x(builder: Builder) -> bool:
@@ -151,24 +140,17 @@ def _tiles(spec: Spec, rows: int, cols: int, itemsize: int, device: Device) -> _
     return _Tiles(tile_rows, chunk, chunks, warps, programs, registers, stages, ahead, fits)
 
 
-def _whole_rows(builder: Builder, geometry: Geometry, device: Device, data: Data) -> int:
+def _whole_rows(builder: Builder, geometry: Geometry, device: Device, data: RowData) -> int:
     rows, cols = geometry.outer, geometry.channels
     wants = builder.wants_parameters
-    present = [one for one in data.values() if one is not None]
-    itemsize = max(ITEMSIZE[ref.dtype] for ref, _ in present)
-    align = alignment(itemsize, cols, *(step for _, step in present))
+    align, itemsize = row_sizes(geometry, data)
     tiles = _tiles(builder.spec, rows, cols, itemsize, device)
     programs = tiles.programs
     partials = builder.scratch(2 * programs * cols, "float32") if wants else None
     # 16 warps leave few registers: 1024x12288 takes 5 us less with a launch of its own.
     meets = wants and tiles.warps < 16 and tiles.fits
-    dy, x, dx = data["dy"], data["x"], data["dx"]
-    assert dy is not None
-    assert x is not None
     arguments: dict[str, Argument] = {
-        "dy": dy[0],
-        "x": x[0] if _reads_x(builder) else None,
-        "dx": dx[0] if dx else None,
+        **row_operands(data, align),
         "mean": builder.vector("mean"),
         "rstd": builder.vector("rstd"),
         "gamma": builder.vector("gamma"),
@@ -176,10 +158,9 @@ def _whole_rows(builder: Builder, geometry: Geometry, device: Device, data: Data
         "rows": rows,
         "cols": cols // align,
         "programs": programs,
-        "dy_row": dy[1] // align,
-        "x_row": x[1] // align,
-        "dx_row": dx[1] // align if dx else 0,
     }
+    if not _reads_x(builder):
+        arguments["x"] = None
     for role in ("dgamma", "dbeta"):
         arguments[role] = builder.result(role) if meets else None
     constants: dict[str, Any] = {
@@ -229,7 +210,7 @@ def _stages(device: Device, elements: int, itemsize: int) -> int:
     By three or four nearly everything takes 1 to 5 us more: that many rows are written at the end,
     when nothing is left to read.
     """
-    room = device.shared_bytes - 1024
+    room = device.shared_bytes - DRIVER_BYTES
     return next((stages for stages in (3, 2) if _shared(stages, elements, itemsize) <= room), 1)
 
 

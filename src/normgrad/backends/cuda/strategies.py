@@ -36,6 +36,7 @@ def _make(
     layout = lay_out(builder, geometry)
     sums_wanted = any(role != "dx" for role in spec.wanted)
     corrected = spec.op is not Op.BATCH_NORM_ELEMT and spec.training
+    needs_totals = corrected and spec.dx is not None
     slabs = _instances(builder, geometry, layout)
     if resident and corrected and group_rows(builder, slabs, layout, device):
         return builder.finish("whole slabs in a ring")
@@ -45,15 +46,11 @@ def _make(
             return builder.finish(f"resident {layout.family}")
     name = "elements"
     totals = None
-    if spec.op is not Op.BATCH_NORM_ELEMT and (sums_wanted or (spec.dx and corrected)):
+    if spec.op is not Op.BATCH_NORM_ELEMT and (sums_wanted or needs_totals):
         name = "sums" if spec.dx is None else "two passes"
-        reads_x = bool(spec.dx and corrected) or not {"dgamma", "sum_dy_xmu"}.isdisjoint(
-            spec.wanted
-        )
+        reads_x = needs_totals or not {"dgamma", "sum_dy_xmu"}.isdisjoint(spec.wanted)
         partials, splits = add_sums(builder, geometry, layout, device, reads_x=reads_x)
-        totals = add_finish(
-            builder, geometry, layout, device, partials, splits, spec.dx and corrected
-        )
+        totals = add_finish(builder, geometry, layout, device, partials, splits, needs_totals)
     if spec.dx is not None:
         add_apply(builder, geometry, layout, totals, correct=corrected or totals is None)
     return builder.finish(f"{name} ({layout.family})")

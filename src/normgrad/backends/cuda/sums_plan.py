@@ -135,7 +135,7 @@ def add_finish(
     device: Device,
     partials: Ref,
     splits: int,
-    needs_totals: object,
+    needs_totals: bool,
 ) -> Ref | None:
     """Join the partial sums; returns the sums of each statistic if dx needs them."""
     spec = builder.spec

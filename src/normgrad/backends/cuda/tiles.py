@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from normgrad.backends.cuda.device import Device
 
-THREADS = 32
+THREADS = 32  # of a warp
+DRIVER_BYTES = 1024  # of shared memory, that each block has without asking
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Team:
 def blocks_per_multiprocessor(device: Device, warps: int, registers: int, shared: int) -> int:
     """How many blocks run at once, from what is surely enough for one."""
     by_registers = device.registers // (warps * THREADS * registers)
-    by_shared = device.shared_bytes // (shared + 1024)
+    by_shared = device.shared_bytes // (shared + DRIVER_BYTES)
     return min(by_registers, by_shared, device.threads // (warps * THREADS), 16)
 
 

@@ -36,7 +36,6 @@ def ask_rows(
     first,
     sizes,  # rows in all, those of a set, columns
     thread,
-    ROWS: tl.constexpr,
     PACKED: tl.constexpr,
     SHIFTED: tl.constexpr,
     RAGGED: tl.constexpr,

@@ -212,7 +212,7 @@ def whole_rows(
     for ahead in gl.static_range(DEPTH):
         later = start + ahead * stride
         ask_rows(
-            data, ring, ahead, later, sizes, thread, ROWS, PACKED, SHIFTED, RAGGED, HEAD, SLOT,
+            data, ring, ahead, later, sizes, thread, PACKED, SHIFTED, RAGGED, HEAD, SLOT,
             ALIGN,
         )  # fmt: skip
     sums_gamma = ()
@@ -314,7 +314,7 @@ def whole_rows(
         all_read(slot)
         later = first + DEPTH * stride
         ask_rows(
-            data, ring, slot, later, sizes, thread, ROWS, PACKED, SHIFTED, RAGGED, HEAD, SLOT,
+            data, ring, slot, later, sizes, thread, PACKED, SHIFTED, RAGGED, HEAD, SLOT,
             ALIGN,
         )  # fmt: skip
         if partials is not None:  # noqa: SIM102

@@ -88,7 +88,7 @@ def plane_sums(
         s2 += product
     t1, t2 = sum_pairs(s1, s2, None)
     tl.store(partials + unit * splits + part, t1)
-    tl.store(partials + (units + unit).to(tl.int64) * splits + part, t2)
+    tl.store(partials + (units.to(tl.int64) + unit) * splits + part, t2)
 
 
 @triton.jit
