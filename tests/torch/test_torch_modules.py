@@ -168,6 +168,22 @@ def test_what_torch_refuses_is_refused(name, shape, words):
             getattr(where, name)(6)(torch.randn(shape))
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "shape"),
+    [
+        ("BatchNorm1d", (6,), (4, 6)),
+        ("LayerNorm", (6,), (4, 6)),
+        ("GroupNorm", (2, 6), (4, 6)),
+        ("InstanceNorm1d", (6, 1e-5, 0.1, True), (4, 6, 5)),
+    ],
+)
+def test_parameters_without_data_are_refused(name, args, shape):
+    for module_on, data_on in (("meta", "cpu"), ("cpu", "meta")):
+        module = getattr(ours, name)(*args, device=module_on)
+        with pytest.raises(ValueError, match=f"weight must be on input's device, {data_on}, got"):
+            module(torch.randn(shape, device=data_on))
+
+
 def test_a_batch_of_nothing():
     module = ours.BatchNorm2d(4)
     x = torch.randn(0, 4, 3, 3, requires_grad=True)

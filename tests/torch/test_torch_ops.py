@@ -132,6 +132,18 @@ def test_errors_name_the_argument():
         OPS.layer_norm_backward(x, x, [4], torch.zeros(2), torch.ones(2))
 
 
+def test_a_tensor_on_another_device_is_an_error_that_names_it(call):
+    """Without data torch takes the shapes' road, whose results are memory that nobody wrote."""
+    op, args = call
+    tensors = [place for place, one in enumerate(args) if isinstance(one, torch.Tensor)]
+    for place in (tensors[0], tensors[-1]):
+        mixed = [one.detach() if isinstance(one, torch.Tensor) else one for one in args]
+        mixed[place] = mixed[place].to("meta")
+        first = op._schema.arguments[tensors[0]].name
+        with pytest.raises(normgrad.DeviceError, match=f"must be on {first}'s device"):
+            op(*mixed)
+
+
 def _mapped(args, which):
     """Arguments with three slices in some tensors, and where their mapped axes are."""
     torch.manual_seed(3)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 
+from normgrad.errors import DeviceError
 from normgrad.spec import TensorSpec, dense_like
 
 Tensor = torch.Tensor
@@ -25,7 +26,9 @@ def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..
     LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, kernel, "CPU")
     LIBRARY.impl(name, on_own_device(kernel), "CUDA")
-    torch.library.register_fake(f"normgrad::{name}", fake, lib=LIBRARY)
+    op = getattr(torch.ops.normgrad, name).default
+    names = tuple(argument.name for argument in op._schema.arguments)
+    torch.library.register_fake(f"normgrad::{name}", on_one_device(names, fake), lib=LIBRARY)
 
 
 def differentiable(
@@ -91,6 +94,28 @@ def differentiable(
     LIBRARY.impl(name, autograd, "Autograd")
     # Inside torch.func's transforms the function itself is what they know how to take apart.
     LIBRARY.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
+
+
+def on_one_device(names: tuple[str, ...], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Shapes without data, for tensors that all are on one device.
+
+    One tensor on the meta device is enough for the dispatcher to come here, and the result would
+    be memory that nobody wrote. Calls on data never pass by.
+    """
+
+    @functools.wraps(fake)
+    def checked(*args: Any) -> Any:
+        here = [
+            (name, one) for name, one in zip(names, args, strict=False) if isinstance(one, Tensor)
+        ]
+        first, expected = here[0][0], here[0][1].device
+        for name, one in here:
+            if one.device != expected:
+                rule = f"must be on {first}'s device, {expected}"
+                raise DeviceError(name, rule, str(one.device))
+        return fake(*args)
+
+    return checked
 
 
 def on_own_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
