@@ -151,7 +151,10 @@ def _outline(
     present = [one for one in arrays if one is not None] if _Absent in kinds else arrays
     # Of mask too the types, if it is not a default: a 1 equals True and is an error.
     bits = mask if mask is read.ALL or mask is read.ALL_SUMS else (*mask, *map(type, mask))
-    shape = getattr(arrays[0], "shape", None)
+    try:
+        shape = getattr(arrays[0], "shape", None)
+    except RuntimeError:  # a nested tensor, which has none; it is refused later
+        return None, ()
     # By its address: to hash an enumeration's member is a call in Python.
     return (id(op), settings, param_grad_dtype, backend, bits, kinds, count, shape), present
 
