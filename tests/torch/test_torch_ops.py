@@ -66,7 +66,7 @@ def call(request):
     return getattr(OPS, name).default, CASES[request.param]
 
 
-def _of_tensors(op, args):
+def _of_tensors(op, args, *, all_results=False):
     """The operator as a function of its differentiable arguments, and those."""
     places = [
         index
@@ -80,7 +80,8 @@ def _of_tensors(op, args):
             full[place] = tensor
         results = op(*full)
         results = results if isinstance(results, tuple) else (results,)
-        return tuple(one for one in results if one is not None and one.requires_grad)
+        results = [one for one in results if one is not None]
+        return tuple(one for one in results if all_results or one.requires_grad)
 
     return function, [args[place] for place in places]
 
@@ -89,6 +90,13 @@ def test_first_and_second_derivatives(call):
     function, tensors = _of_tensors(*call)
     assert gradcheck(function, tensors, fast_mode=True)
     assert gradgradcheck(function, tensors, fast_mode=True)
+
+
+# Torch's own warning, when it sets up its rules for forward mode.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_forward_mode(call):
+    function, tensors = _of_tensors(*call, all_results=True)
+    assert gradcheck(function, tensors, check_forward_ad=True, check_backward_ad=False)
 
 
 def test_opcheck(call):

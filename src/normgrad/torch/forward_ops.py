@@ -160,12 +160,17 @@ def _layer(
     return y, mean, rstd
 
 
+def _pure_batch(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """In training the running statistics are written and not read."""
+    return (*args[:3], None, None, *args[5:]) if args[5] else args
+
+
 define("batch_norm", _BATCH, normalize_batch, _fake_batch)
 define("layer_norm", _LAYER, _layer, _fake_layer)
 define("group_norm", _GROUP, normalize_groups, _fake_group)
-differentiable("batch_norm", _setup_batch, _backward_batch, batching.batch_norm)
-differentiable("layer_norm", _setup_layer, _backward_layer, batching.layer_norm)
-differentiable("group_norm", _setup_group, _backward_group, batching.group_norm)
+differentiable("batch_norm", _setup_batch, _backward_batch, batching.batch_norm, _pure_batch)
+differentiable("layer_norm", _setup_layer, _backward_layer, batching.layer_norm, tuple)
+differentiable("group_norm", _setup_group, _backward_group, batching.group_norm, tuple)
 # As torch does for its own on CUDA; on the CPU, and for batch norm, it leaves the types alone.
 torch.library.register_autocast("normgrad::layer_norm", "cuda", torch.float32, lib=LIBRARY)
 torch.library.register_autocast("normgrad::group_norm", "cuda", torch.float32, lib=LIBRARY)

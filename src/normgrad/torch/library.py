@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch.autograd import forward_ad
 
 from normgrad.errors import DeviceError
 from normgrad.spec import TensorSpec, dense_like
+from normgrad.torch.tangents import push_forward, save_call
 
 Tensor = torch.Tensor
 
@@ -36,8 +38,12 @@ def differentiable(
     setup: Callable[[Any, tuple[Any, ...], Any], None],
     backward: Callable[..., tuple[Any, ...]],
     batched: Callable[..., tuple[Any, Any]] | None = None,
+    pure: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
 ) -> None:
     """Give an operator its derivative, and its rule under ``torch.func.vmap``.
+
+    ``pure`` gives the arguments with which a second call has the same results and writes nothing;
+    forward-mode differentiation makes one. Without it that mode is an error.
 
     ``torch.library.register_autograd`` would not do: its function has no setup_context, which
     ``torch.func.grad`` asks for, and it takes no operator that updates buffers.
@@ -64,18 +70,22 @@ def differentiable(
         setup(ctx, args, results)
         return results
 
+    def setup_both(ctx: Any, args: tuple[Any, ...], results: Any) -> None:
+        setup(ctx, args, results)
+        if pure is not None and forward_ad._current_level >= 0:
+            save_call(ctx, pure(complete(args)), results)
+
+    rules: dict[str, Any] = {
+        "forward": staticmethod(forward),
+        "setup_context": staticmethod(setup_both),
+        "backward": staticmethod(backward),
+        "vmap": staticmethod(vmap),
+    }
+    if pure is not None:
+        rules["jvp"] = staticmethod(functools.partial(push_forward, op))
     # Two functions with one meaning: torch.func's transforms ask for the first form, whose apply
     # looks at signatures for 40 us each time.
-    transformable: Any = type(
-        f"normgrad_{name}_transformable",
-        (torch.autograd.Function,),
-        {
-            "forward": staticmethod(forward),
-            "setup_context": staticmethod(setup),
-            "backward": staticmethod(backward),
-            "vmap": staticmethod(vmap),
-        },
-    )
+    transformable: Any = type(f"normgrad_{name}_transformable", (torch.autograd.Function,), rules)
     plain: Any = type(
         f"normgrad_{name}",
         (torch.autograd.Function,),
@@ -84,6 +94,8 @@ def differentiable(
 
     def autograd(*args: Any) -> Any:
         args = complete(args)
+        if forward_ad._current_level >= 0:  # a tangent asks for no grad mode
+            return transformable.apply(*args)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             return plain.apply(*args)
         return forward(*args)
