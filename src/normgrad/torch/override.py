@@ -1,6 +1,5 @@
 """``enable()``: torch's own backward operators computed by us, in an unchanged program."""
 
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -8,7 +7,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from normgrad import backends
+from normgrad import backends, forks
 from normgrad.errors import NormgradError, OptionError
 from normgrad.torch import adapters, cpu_sync
 from normgrad.torch.counting import count
@@ -31,7 +30,7 @@ _CACHED_REFUSALS: Final = 1024  # per operator
 class _State:
     """What is registered now."""
 
-    lock = threading.RLock()
+    lock = forks.lock()
     library: Any = None
     backend: str | None = None
 
