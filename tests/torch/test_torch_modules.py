@@ -7,6 +7,7 @@ import pytest
 import torch
 from closeness import assert_near, off_centre
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import normgrad.torch as ours
 
@@ -191,6 +192,21 @@ def test_a_batch_of_nothing():
     assert x.grad.shape == x.shape
     assert torch.equal(module.weight.grad, torch.zeros(4))
     assert torch.equal(module.running_var, torch.ones(4))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_under_a_checkpoint_are_torchs(momentum):
+    """Its second forward pass counts too, and ends with the operator."""
+    modules = [where.BatchNorm1d(2, momentum=momentum) for where in (ours, nn)]
+    for step in range(3):
+        x = torch.randn(4, 2) + step
+        for module in modules:
+            y = checkpoint(module, x.clone().requires_grad_(), use_reentrant=False)
+            y.square().sum().backward()
+    mine, theirs = modules
+    assert mine.num_batches_tracked == theirs.num_batches_tracked
+    for name in ("running_mean", "running_var"):
+        assert_near(getattr(mine, name), getattr(theirs, name).double(), torch.float32)
 
 
 def test_second_derivative_as_torchs():

@@ -29,14 +29,15 @@ def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
         _check_enough(input)
     counted = module.training and module.track_running_stats
     tracked = module.num_batches_tracked if counted else None
+    # Before the operator: a checkpoint that recomputes the layer stops where it has what it needs.
+    if tracked is not None:
+        tracked.add_(1)
     momentum = module.momentum
     if momentum is None:  # a plain average over all batches so far
-        momentum = 0.0 if tracked is None else 1.0 / (float(tracked) + 1.0)
+        momentum = 0.0 if tracked is None else 1.0 / float(tracked)
     y: Tensor = torch.ops.normgrad.batch_norm.default(
         input, module.weight, module.bias, *buffers, of_batch, momentum, module.eps
     )[0]
-    if tracked is not None:
-        tracked.add_(1)
     return y
 
 
