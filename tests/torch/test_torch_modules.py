@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import normgrad.torch as ours
+from normgrad.torch import statistics
 
 # id: module's name, arguments, options, shape of the input
 MODULES = {
@@ -128,6 +129,27 @@ def test_statistics_are_kept_in_float32(dtype):
     for y, mean, rstd in results:
         assert (y.dtype, mean.dtype, rstd.dtype) == (dtype, torch.float32, torch.float32)
     assert_near(results[0][1], x.double().mean((0, 2, 3)))
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_torchs_default_type_and_device_do_not_matter(dtype, default):
+    x = torch.randn(4, 6, 5).to(dtype)
+    modules = (
+        ours.BatchNorm1d(6, affine=False, track_running_stats=False),
+        ours.LayerNorm(5, elementwise_affine=False),
+        ours.GroupNorm(2, 6, affine=False),
+    )
+    want = [module(x) for module in modules]
+    moments = statistics.moments(x)
+    torch.set_default_dtype(default)
+    try:
+        with torch.device("meta"):
+            got = [module(x) for module in modules]
+            assert all(map(torch.equal, statistics.moments(x), moments))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, got, want))
 
 
 @pytest.mark.parametrize("name", sorted({case[0] for case in MODULES.values()}))

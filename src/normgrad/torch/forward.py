@@ -29,7 +29,7 @@ def normalize_batch(
         return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     # A float32 parameter makes torch keep its statistics in float32.
     buffers = (wide(running_mean), wide(running_var))
-    weight = torch.ones(x.shape[1]) if weight is None else wide(weight)
+    weight = x.new_ones(x.shape[1], dtype=torch.float32) if weight is None else wide(weight)
     results = _batch_norm(x, weight, wide(bias), *buffers, training, momentum, eps)
     for one, update in zip((running_mean, running_var), buffers, strict=True):
         if training and one is not None and update is not None and update is not one:
@@ -76,7 +76,7 @@ def normalize_rows(
 ) -> Normalized:
     """Layer norm over the last axes."""
     if x.device.type == "cpu" and x.dtype in NARROW:
-        weight = torch.ones(tuple(shape)) if weight is None else wide(weight)
+        weight = x.new_ones(tuple(shape), dtype=torch.float32) if weight is None else wide(weight)
         bias = wide(bias)
     y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
     return y, mean, rstd
