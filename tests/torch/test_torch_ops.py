@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 
 import normgrad
@@ -266,3 +267,28 @@ def test_autocast_on_the_cpu_leaves_types_as_torch_does():
     assert through.dtype == torch.bfloat16
     through.float().sum().backward()
     assert module.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("BatchNorm2d", (8, 1e-5, 0.1, True, False)),
+        ("LayerNorm", (4,)),
+        ("GroupNorm", (2, 8)),
+        ("InstanceNorm2d", (8,)),
+        ("InstanceNorm2d", (8, 1e-5, 0.1, True)),
+    ],
+)
+def test_autocast_on_cuda_leaves_types_as_torch_does(name, args):
+    """On fake tensors: types need no GPU, if no buffers are written."""
+    types = []
+    with FakeTensorMode(), torch.no_grad():
+        for where in (normgrad.torch, torch.nn):
+            module = getattr(where, name)(*args, device="cuda")
+            x = torch.empty(2, 8, 4, 4, device="cuda", dtype=torch.float16)
+            torch.set_autocast_enabled("cuda", True)
+            try:
+                types.append(module(x).dtype)
+            finally:
+                torch.set_autocast_enabled("cuda", False)
+    assert types[0] == types[1]

@@ -3,6 +3,8 @@
 Each is a subclass of torch's: constructor, parameters, buffers and state dict are inherited.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -103,9 +105,12 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
         shape = tuple(input.shape)
         msg = f"Expected more than 1 spatial element when training, got input size {shape}"
         raise ValueError(msg)
-    y, mean, rstd = torch.ops.normgrad.group_norm.default(
-        input, module.weight, module.bias, channels, module.eps
-    )
+    # To torch it is a batch norm, which autocast leaves alone; group norm's data become float32.
+    cast = input.is_cuda and torch.is_autocast_enabled("cuda")
+    with torch.autocast("cuda", enabled=False) if cast else nullcontext():
+        y, mean, rstd = torch.ops.normgrad.group_norm.default(
+            input, module.weight, module.bias, channels, module.eps
+        )
     if running_mean is not None and running_var is not None and samples:
         with torch.no_grad():
             _track_instances(module, input, mean, rstd)
