@@ -216,6 +216,16 @@ def test_a_batch_of_nothing():
     assert torch.equal(module.running_var, torch.ones(4))
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 3, 3), (2, 4, 0, 3)])
+def test_instance_norm_of_nothing(shape):
+    module = ours.InstanceNorm2d(4, affine=True, track_running_stats=True)
+    x = torch.randn(shape, requires_grad=True)
+    module(x).sum().backward()
+    assert x.grad.shape == x.shape
+    assert torch.equal(module.weight.grad, torch.zeros(4))
+    assert torch.equal(module.running_var, torch.ones(4))
+
+
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_running_statistics_under_a_checkpoint_are_torchs(momentum):
     """Its second forward pass counts too, and ends with the operator."""

@@ -99,6 +99,8 @@ def normalize_groups(
     y, mean, rstd = torch.native_group_norm(
         x, weight, bias, samples, channels, positions, groups, eps
     )
+    if not x.numel():  # torch's are nan: so would be the parameters' gradients
+        return y, torch.zeros_like(mean), torch.zeros_like(rstd)
     return y, mean, rstd
 
 

@@ -3,6 +3,7 @@
 Each is a subclass of torch's: constructor, parameters, buffers and state dict are inherited.
 """
 
+import math
 from contextlib import nullcontext
 
 import torch
@@ -100,8 +101,7 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
             input, module.weight, module.bias, running_mean, running_var, False, 0.0, module.eps
         )[0]
         return y
-    samples, channels = input.shape[:2]
-    if input.numel() == samples * channels:
+    if math.prod(input.shape[2:]) == 1:  # a batch of nothing passes, as in torch
         shape = tuple(input.shape)
         msg = f"Expected more than 1 spatial element when training, got input size {shape}"
         raise ValueError(msg)
@@ -109,9 +109,9 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
     cast = input.is_cuda and torch.is_autocast_enabled("cuda")
     with torch.autocast("cuda", enabled=False) if cast else nullcontext():
         y, mean, rstd = torch.ops.normgrad.group_norm.default(
-            input, module.weight, module.bias, channels, module.eps
+            input, module.weight, module.bias, input.shape[1], module.eps
         )
-    if running_mean is not None and running_var is not None and samples:
+    if running_mean is not None and running_var is not None and input.numel():
         with torch.no_grad():
             _track_instances(module, input, mean, rstd)
     return y
