@@ -226,6 +226,18 @@ def test_instance_norm_of_nothing(shape):
     assert torch.equal(module.running_var, torch.ones(4))
 
 
+@pytest.mark.parametrize(("scale", "eps"), [(1e-4, 1e-5), (1e-4, 0.1), (1e3, 1e-5)])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_instance_norms_running_variance_is_that_of_the_data(scale, eps, channels_last):
+    options = {"track_running_stats": True, "momentum": 1.0, "eps": eps}
+    module, twin = ours.InstanceNorm2d(3, **options), nn.InstanceNorm2d(3, **options).double()
+    x = scale * (torch.randn(4, 3, 5, 10) + 1.0)
+    x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+    module(x)
+    twin(x.double())
+    torch.testing.assert_close(module.running_var.double(), twin.running_var, rtol=2e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_running_statistics_under_a_checkpoint_are_torchs(momentum):
     """Its second forward pass counts too, and ends with the operator."""

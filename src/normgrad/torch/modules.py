@@ -108,23 +108,24 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
     # To torch it is a batch norm, which autocast leaves alone; group norm's data become float32.
     cast = input.is_cuda and torch.is_autocast_enabled("cuda")
     with torch.autocast("cuda", enabled=False) if cast else nullcontext():
-        y, mean, rstd = torch.ops.normgrad.group_norm.default(
+        y, mean, _ = torch.ops.normgrad.group_norm.default(
             input, module.weight, module.bias, input.shape[1], module.eps
         )
     if running_mean is not None and running_var is not None and input.numel():
         with torch.no_grad():
-            _track_instances(module, input, mean, rstd)
+            _track_instances(module, input, mean)
     return y
 
 
-def _track_instances(module: _InstanceNorm, input: Tensor, mean: Tensor, rstd: Tensor) -> None:
+def _track_instances(module: _InstanceNorm, input: Tensor, mean: Tensor) -> None:
     """The buffers follow the samples' average mean and unbiased variance."""
-    count = input.numel() // mean.numel()
-    variance = (rstd.double() ** -2 - module.eps).clamp(min=0.0) * (count / (count - 1))
+    # The variance of the data: 1/std does not know what is small beside eps.
+    data = input.detach().to(mean.dtype)
+    variance = data.var(tuple(range(2, data.dim())))
     assert module.running_mean is not None
     assert module.running_var is not None
-    for buffer, values in ((module.running_mean, mean), (module.running_var, variance)):
-        step = module.momentum or 0.0
+    step = module.momentum or 0.0
+    for buffer, values in ((module.running_mean, mean.detach()), (module.running_var, variance)):
         buffer.mul_(1.0 - step).add_(values.mean(0).to(buffer.dtype), alpha=step)
 
 
