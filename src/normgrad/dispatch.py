@@ -58,6 +58,15 @@ def compute(
     backend: str | None,
 ) -> tuple[Array | None, ...]:
     """Results in the order of the operator's; ``arrays`` are in the order of ``spec.ROLES``."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_dynamo_compiling():
+        # Dynamo would trace all of this, and Numba.
+        from normgrad.torch_graphs import compute_outside
+
+        apart: tuple[Array | None, ...] = compute_outside(
+            op, arrays, unread, settings, mask, param_grad_dtype, out, backend
+        )
+        return apart
     seen, present = _outline(op, arrays, unread, settings, mask, param_grad_dtype, backend, out)
     try:
         entries = _known.get(seen, ())
