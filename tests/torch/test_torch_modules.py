@@ -238,6 +238,31 @@ def test_instance_norms_running_variance_is_that_of_the_data(scale, eps, channel
     torch.testing.assert_close(module.running_var.double(), twin.running_var, rtol=2e-6, atol=0.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("LayerNorm", (2,)),
+        ("LayerNorm", ((4, *(2,) * 8),)),
+        ("GroupNorm", (2, 4)),
+        ("SyncBatchNorm", (4,)),
+    ],
+)
+def test_more_axes_than_the_core_takes(name, args):
+    module = getattr(ours, name)(*args).double()
+    twin = getattr(nn, "BatchNorm1d" if name == "SyncBatchNorm" else name)(*args).double()
+    x = torch.randn(2, 4, *(2,) * 8, dtype=torch.float64).transpose(3, 7)
+    dy = torch.randn(x.shape, dtype=torch.float64)
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    module(mine).backward(dy)
+    if name == "SyncBatchNorm":
+        twin(theirs.flatten(2)).backward(dy.flatten(2))
+    else:
+        twin(theirs).backward(dy)
+    assert_near(mine.grad, theirs.grad)
+    for one, other in zip(module.parameters(), twin.parameters(), strict=True):
+        assert_near(one.grad, other.grad)
+
+
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_running_statistics_under_a_checkpoint_are_torchs(momentum):
     """Its second forward pass counts too, and ends with the operator."""

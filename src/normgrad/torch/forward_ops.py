@@ -4,6 +4,7 @@ Each returns (y, mean, rstd). The statistics are differentiable results, so that
 pass sees how they depend on the input.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +23,11 @@ from normgrad.torch.library import (
     Tensor,
     define,
     differentiable,
+    few_axes,
     memory_format,
     statistics_dtype,
 )
+from normgrad.validate import MAX_RANK
 
 _STATISTICS = "-> (Tensor, Tensor, Tensor)"
 _BATCH = (
@@ -79,9 +82,11 @@ def _backward_batch(
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = ctx.needs_input_grad[:3]
+        statistics = (running_mean, running_var, mean, rstd)
         dx, dgamma, dbeta = torch.ops.normgrad.batch_norm_backward.default(
-            dy, x, weight, running_mean, running_var, mean, rstd, ctx.training, ctx.eps, mask
+            few_axes(dy), few_axes(x), weight, *statistics, ctx.training, ctx.eps, mask
         )
+        dx = _like(x, dx)
     if ctx.needs_input_grad[0] and ctx.training:
         shape = (-1, *(1,) * (x.dim() - 2))
         dx = _through_statistics(dx, x, shape, (mean, rstd), (dmean, drstd))
@@ -100,12 +105,42 @@ def _backward_layer(
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = [ctx.needs_input_grad[index] for index in (0, 2, 3)]
-        dx, dgamma, dbeta = torch.ops.normgrad.layer_norm_backward.default(
-            dy, x, ctx.shape, mean, rstd, weight, bias, mask
-        )
+        call = _as_rows if x.dim() > MAX_RANK else torch.ops.normgrad.layer_norm_backward.default
+        dx, dgamma, dbeta = call(dy, x, ctx.shape, mean, rstd, weight, bias, mask)
     if ctx.needs_input_grad[0]:
         dx = _through_statistics(dx, x, mean.shape, (mean, rstd), (dmean, drstd))
     return dx, None, dgamma, dbeta, None
+
+
+def _as_rows(
+    dy: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    """Layer norm of more axes than the core takes."""
+    rows, columns = mean.numel(), math.prod(shape)
+    dx, dgamma, dbeta = torch.ops.normgrad.layer_norm_backward.default(
+        dy.reshape(rows, columns),
+        x.reshape(rows, columns),
+        [columns],
+        mean.reshape(rows),
+        rstd.reshape(rows),
+        None if weight is None else weight.reshape(columns),
+        None if bias is None else bias.reshape(columns),
+        mask,
+    )
+    parameters = (None if one is None else one.reshape(shape) for one in (dgamma, dbeta))
+    return _like(x, dx), *parameters
+
+
+def _like(x: Tensor, dx: Tensor | None) -> Tensor | None:
+    """A gradient that was computed with fewer axes."""
+    return dx if dx is None or dx.dim() == x.dim() else dx.reshape(x.shape)
 
 
 def _setup_group(ctx: Any, inputs: tuple[Any, ...], output: Normalized) -> None:
@@ -121,8 +156,9 @@ def _backward_group(
     if dy is not None:
         mask = ctx.needs_input_grad[:3]
         dx, dgamma, dbeta = torch.ops.normgrad.group_norm_backward.default(
-            dy, x, mean, rstd, weight, ctx.groups, mask
+            few_axes(dy), few_axes(x), mean, rstd, weight, ctx.groups, mask
         )
+        dx = _like(x, dx)
     if ctx.needs_input_grad[0] and (dmean is not None or drstd is not None):
         grouped = x.reshape(x.shape[0], ctx.groups, -1)
         like = None if dx is None else dx.reshape(grouped.shape)

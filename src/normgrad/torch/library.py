@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from normgrad.errors import DeviceError
 from normgrad.spec import TensorSpec, dense_like
 from normgrad.torch.tangents import push_forward, save_call
+from normgrad.validate import MAX_RANK
 
 Tensor = torch.Tensor
 
@@ -163,6 +164,11 @@ def memory_format(tensor: Tensor) -> torch.memory_format:
         ):
             return candidate
     return torch.contiguous_format
+
+
+def few_axes(tensor: Tensor) -> Tensor:
+    """Data with channels at axis 1, in no more axes than the core takes."""
+    return tensor.flatten(2) if tensor.dim() > MAX_RANK else tensor
 
 
 def described(tensor: Tensor) -> TensorSpec:
