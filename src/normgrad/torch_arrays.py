@@ -103,14 +103,14 @@ class TorchKind:
             increment_version(array)
 
     def empty(self, tensor: TensorSpec, device: str, like: Any) -> tuple[torch.Tensor, int]:
-        """A tensor with the strides asked for."""
+        """A plain tensor with the strides asked for."""
         dtype = TYPES[tensor.dtype]
         nbytes = tensor.size * dtype.itemsize
         if device == "cpu" and nbytes >= kept.LEAST:
             array = in_kept(tensor.shape, tensor.strides, dtype, nbytes)
             return array, array.data_ptr()
         if (
-            isinstance(like, torch.Tensor)
+            like.__class__ in (torch.Tensor, torch.nn.Parameter)  # a subclass would make its own
             and like.stride() == tensor.strides
             and _NAMES.get(like.dtype) == tensor.dtype
         ):

@@ -49,6 +49,14 @@ def test_torch_gets_torch_with_the_same_bits(dtype):
         np.testing.assert_array_equal(one.double().numpy(), other.astype(np.float64))
 
 
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, lambda one: one.as_subclass(_Wrapped)])
+def test_a_subclass_of_tensor_gets_plain_ones(kind):
+    dy, x, weight = torch.randn(2, 3), kind(torch.randn(2, 3)), kind(torch.randn(3))
+    for _ in range(2):
+        got = ng.batch_norm_backward(dy, x, weight)
+        assert [type(one) for one in got] == [torch.Tensor] * 3
+
+
 @pytest.mark.parametrize("dtype", NUMPY)
 @pytest.mark.parametrize("kind", [Foreign, Old])
 def test_a_dlpack_library_gets_its_own(dtype, kind):
