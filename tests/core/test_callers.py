@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from foreign_arrays import Foreign, Old, Writable
+from foreign_arrays import Copying, Foreign, Old, Writable
 
 import normgrad as ng
 from normgrad import dispatch, dlpack, torch_arrays
@@ -115,6 +115,18 @@ def test_dlpack_results_that_may_not_be_written():
     out = (Foreign.of(x, "float64"), np.empty(3), np.empty(3))
     with pytest.raises(ng.ArrayTypeError, match="out's grad_input must be writable"):
         ng.batch_norm_backward(dy, x, out=out)
+
+
+@pytest.mark.parametrize(
+    ("honest", "words"),
+    [(True, "must be memory that its producer lends without a copy"), (False, "must be writable")],
+)
+def test_dlpack_results_that_would_be_written_into_a_copy(honest, words):
+    dy, x = Copying(data(2, 3), honest=honest), data(2, 3)  # as an operand it may be one
+    out = (Copying(np.full((2, 3), 7.0), honest=honest), np.empty(3), np.empty(3))
+    with pytest.raises(ng.ArrayTypeError, match=f"out's grad_input {words}"):
+        ng.batch_norm_backward(dy, x, out=out)
+    assert (out[0].array == 7).all()
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy, lambda a: Foreign.of(a, "float64")])
