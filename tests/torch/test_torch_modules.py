@@ -207,6 +207,18 @@ def test_parameters_without_data_are_refused(name, args, shape):
             module(torch.randn(shape, device=data_on))
 
 
+def test_what_group_norm_refuses():
+    for where in (ours, nn):
+        for shape in ((1, 4), (1, 4, 1, 1)):
+            with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+                where.GroupNorm(4, 4)(torch.randn(shape))
+        where.GroupNorm(4, 4)(torch.randn(2, 4))
+    for device in ("cpu", "meta"):
+        module = ours.GroupNorm(2, 4, device=device)
+        with pytest.raises(ValueError, match=r"input must have 2 axes or more, got shape \(4,\)"):
+            module(torch.randn(4, device=device))
+
+
 def test_a_batch_of_nothing():
     module = ours.BatchNorm2d(4)
     x = torch.randn(0, 4, 3, 3, requires_grad=True)
@@ -346,3 +358,12 @@ def test_convert_sync_batchnorm():
     assert model[2].weight is weight
     assert type(model[3]) is nn.LayerNorm
     model(torch.randn(5, 4)).sum().backward()
+
+
+def test_convert_sync_batchnorm_of_a_lazy_one():
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match="a LazyBatchNorm1d that has seen no data"):
+        ours.convert_sync_batchnorm(model)
+    assert type(model[0]) is nn.BatchNorm1d
+    model(torch.randn(3, 4))
+    assert type(ours.convert_sync_batchnorm(model)[1]) is ours.SyncBatchNorm

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from normgrad.errors import ShapeError
 from normgrad.torch.library import NARROW, Tensor, memory_format, statistics_dtype, wide
 
 Normalized = tuple[Tensor, Tensor, Tensor]  # y, mean, rstd
@@ -86,6 +87,7 @@ def normalize_groups(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
 ) -> Normalized:
     """Group norm of the channels at axis 1."""
+    check_channels(x)
     samples, channels = x.shape[:2]
     positions = math.prod(x.shape[2:])
     if x.dtype in NARROW and x.device.type != "cpu" and x.numel():
@@ -102,6 +104,12 @@ def normalize_groups(
     if not x.numel():  # torch's are nan: so would be the parameters' gradients
         return y, torch.zeros_like(mean), torch.zeros_like(rstd)
     return y, mean, rstd
+
+
+def check_channels(x: Tensor) -> None:
+    """Group norm's data have samples and channels."""
+    if x.dim() < 2:
+        raise ShapeError("input", "must have 2 axes or more", f"shape {tuple(x.shape)}")
 
 
 def group_format(x: Tensor) -> torch.memory_format:

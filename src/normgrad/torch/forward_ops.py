@@ -13,6 +13,7 @@ import torch
 from normgrad.torch import batching
 from normgrad.torch.forward import (
     Normalized,
+    check_channels,
     group_format,
     normalize_batch,
     normalize_groups,
@@ -57,6 +58,7 @@ def _fake_layer(x: Tensor, shape: Sequence[int], *rest: Any) -> Normalized:
 
 
 def _fake_group(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Normalized:
+    check_channels(x)
     return _fake(x, group_format(x), (x.shape[0], rest[0]))
 
 

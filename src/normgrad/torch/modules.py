@@ -16,8 +16,8 @@ import normgrad.torch.forward_ops  # noqa: F401  (defines the operators)
 Tensor = torch.Tensor
 
 
-def _check_enough(input: Tensor) -> None:
-    if input.shape[1] and input.numel() == input.shape[1]:
+def _check_enough(input: Tensor, channels: int) -> None:
+    if channels and input.numel() == channels:
         msg = f"Expected more than 1 value per channel when training, got input size {input.shape}"
         raise ValueError(msg)
 
@@ -29,7 +29,7 @@ def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
     if module.training and not module.track_running_stats:
         buffers = (None, None)
     if of_batch:
-        _check_enough(input)
+        _check_enough(input, input.shape[1])
     counted = module.training and module.track_running_stats
     tracked = module.num_batches_tracked if counted else None
     # Before the operator: a checkpoint that recomputes the layer stops where it has what it needs.
@@ -87,6 +87,7 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over each sample's groups of channels."""
+        _check_enough(input, self.num_groups)  # torch's words, also where it does not train
         y: Tensor = torch.ops.normgrad.group_norm.default(
             input, self.weight, self.bias, self.num_groups, self.eps
         )[0]
