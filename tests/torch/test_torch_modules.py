@@ -290,6 +290,15 @@ def test_running_statistics_under_a_checkpoint_are_torchs(momentum):
         assert_near(getattr(mine, name), getattr(theirs, name).double(), torch.float32)
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 4, 0)])
+def test_second_derivative_of_nothing(shape):
+    for module in (ours.GroupNorm(2, 4), ours.BatchNorm1d(4), ours.LayerNorm(shape[-1])):
+        x = torch.randn(shape, requires_grad=True)
+        (grad,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+        grad.square().sum().backward()
+        assert x.grad.shape == x.shape
+
+
 def test_second_derivative_as_torchs():
     torch.manual_seed(2)
     start = torch.randn(4, 6, 5, dtype=torch.float64)

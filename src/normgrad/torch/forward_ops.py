@@ -162,7 +162,7 @@ def _backward_group(
         )
         dx = _like(x, dx)
     if ctx.needs_input_grad[0] and (dmean is not None or drstd is not None):
-        grouped = x.reshape(x.shape[0], ctx.groups, -1)
+        grouped = x.reshape(*mean.shape, math.prod(x.shape[1:]) // ctx.groups)
         like = None if dx is None else dx.reshape(grouped.shape)
         shape = (*mean.shape, 1)
         dx = _through_statistics(like, grouped, shape, (mean, rstd), (dmean, drstd))
