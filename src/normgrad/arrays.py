@@ -192,12 +192,13 @@ class DlpackKind(NumpyKind):
         return View(tensor_spec, address, "cpu", owner)
 
     def result_view(self, array: Array, name: str) -> View:
-        """Memory whose producer says that it may be written."""
+        """Memory of the producer's own, of which it says that it may be written."""
         view = self.view(array, name)
-        if not dlpack.read(array, name)[3]:
+        tensor, address, owner, writable = dlpack.read(array, name, own=True)
+        if not writable:
             rule = "must be writable (its producer does not say so through DLPack 1.0)"
             raise ArrayTypeError(name, rule, f"a {type(array).__name__}")
-        return view
+        return View(tensor, address, "cpu", owner) if view.device == "cpu" else view
 
     def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:
         """Memory of ours for now."""
@@ -224,7 +225,7 @@ class DlpackKind(NumpyKind):
 
     def copy(self, target: Array, source: Array) -> None:
         """Through views of both."""
-        to, by = self.view(target, "out"), self.view(source, "result")
+        to, by = self.result_view(target, "out"), self.view(source, "result")
         if to.device != "cpu":
             from normgrad.torch_arrays import TorchKind
 

@@ -48,6 +48,15 @@ def compute(
     backend: str | None,
 ) -> tuple[Array | None, ...]:
     """Results in the order of the operator's; ``arrays`` are in the order of ``spec.ROLES``."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_dynamo_compiling():
+        # Dynamo would trace all of this, and Numba.
+        from normgrad.torch_graphs import compute_outside
+
+        apart: tuple[Array | None, ...] = compute_outside(
+            op, arrays, unread, settings, mask, param_grad_dtype, out, backend
+        )
+        return apart
     seen, present = _outline(op, arrays, unread, settings, mask, param_grad_dtype, backend, out)
     try:
         entries = _known.get(seen, ())
@@ -141,7 +150,10 @@ def _outline(
     present = [one for one in arrays if one is not None] if _Absent in kinds else arrays
     # Of mask too the types, if it is not a default: a 1 equals True and is an error.
     bits = mask if mask is read.ALL or mask is read.ALL_SUMS else (*mask, *map(type, mask))
-    shape = getattr(arrays[0], "shape", None)
+    try:
+        shape = getattr(arrays[0], "shape", None)
+    except RuntimeError:  # a nested tensor, which has none; it is refused later
+        return None, ()
     # By its address: to hash an enumeration's member is a call in Python.
     return (id(op), settings, param_grad_dtype, backend, bits, kinds, count, shape), present
 

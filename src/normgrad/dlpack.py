@@ -24,6 +24,7 @@ _CODES = {
 }
 _CODE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 _READ_ONLY = 1
+_COPIED = 2
 
 
 class _Device(ctypes.Structure):
@@ -91,24 +92,25 @@ def device_of(array: Any, name: str) -> tuple[int, int]:
         raise _unreadable(array, name, error) from error
 
 
-def read(array: Any, name: str) -> tuple[TensorSpec, int, object, bool]:
-    """A view of a producer's array on the CPU.
+def read(array: Any, name: str, *, own: bool = False) -> tuple[TensorSpec, int, object, bool]:
+    """A view of a producer's array on the CPU; with ``own`` of its own memory, not of a copy.
 
     Returns the tensor, the address of its first element, what keeps the memory alive, and whether
-    it may be written.
+    what is written there reaches the producer's array.
     """
+    newest: dict[str, Any] = {"max_version": (1, 0)}
     try:
-        try:
-            capsule = array.__dlpack__(max_version=(1, 0))
-        except TypeError:  # a producer from before version 1.0
-            capsule = array.__dlpack__()
+        capsule = _capsule(array, *([newest | {"copy": False}] if own else []), newest, {})
     except Exception as error:
+        if own and isinstance(error, BufferError):
+            rule = "must be memory that its producer lends without a copy"
+            raise ArrayTypeError(name, rule, _says(array, error)) from error
         raise _unreadable(array, name, error) from error
     writable = False
     if _is_valid(capsule, b"dltensor_versioned"):
         address = _get_pointer(capsule, b"dltensor_versioned")
         managed = _ManagedVersioned.from_address(address)
-        tensor, writable = managed.tensor, not managed.flags & _READ_ONLY
+        tensor, writable = managed.tensor, not managed.flags & (_READ_ONLY | _COPIED)
     elif _is_valid(capsule, b"dltensor"):
         tensor = _Managed.from_address(_get_pointer(capsule, b"dltensor")).tensor
     else:
@@ -124,9 +126,22 @@ def read(array: Any, name: str) -> tuple[TensorSpec, int, object, bool]:
     return view, (tensor.data or 0) + tensor.byte_offset, capsule, writable
 
 
+def _capsule(array: Any, *options: dict[str, Any]) -> Any:
+    """By the first options that the producer knows: older ones have fewer."""
+    for known in options[:-1]:
+        try:
+            return array.__dlpack__(**known)
+        except TypeError:
+            continue
+    return array.__dlpack__(**options[-1])
+
+
 def _unreadable(array: Any, name: str, error: Exception) -> ArrayTypeError:
-    got = f"a {type(array).__name__} that says {type(error).__name__}: {error}"
-    return ArrayTypeError(name, "must be readable through DLPack", got)
+    return ArrayTypeError(name, "must be readable through DLPack", _says(array, error))
+
+
+def _says(array: Any, error: Exception) -> str:
+    return f"a {type(array).__name__} that says {type(error).__name__}: {error}"
 
 
 def _dtype_name(dtype: Any) -> str:

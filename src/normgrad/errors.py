@@ -60,9 +60,13 @@ class BackendError(NormgradError, ValueError):
     """No backend takes the request; ``reasons`` has one sentence for each that was asked."""
 
     def __init__(self, request: str, reasons: Mapping[str, str]) -> None:
+        self.request = request
         self.reasons = dict(reasons)
-        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        super().__init__(f"no backend takes {request} ({listed})")
+        super().__init__(request, self.reasons)  # what a copy in another process is made from
+
+    def __str__(self) -> str:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+        return f"no backend takes {self.request} ({listed})"
 
 
 class _Names(dict[str, str]):

@@ -47,6 +47,23 @@ def device_index(name: str) -> int:
     return int(name.partition(":")[2] or 0)
 
 
+def _address(array: torch.Tensor, name: str) -> int:
+    """Where the data are; wrappers, fakes and tensors whose storage was freed have none."""
+    try:
+        # By the storage's device first: torch warns where somebody asks a fake for its address.
+        nowhere = array.untyped_storage().device.type == "meta"
+        address = 0 if nowhere else array.data_ptr()
+    except RuntimeError:
+        address = 0
+    if address == 0 and array.numel():
+        rule = (
+            "must have data in memory (torch.ops.normgrad has operators for torch.func, "
+            "torch.compile and fake tensors; of a DTensor pass to_local())"
+        )
+        raise ArrayTypeError(name, rule, f"a {type(array).__name__} without")
+    return address
+
+
 def address_of(array: torch.Tensor) -> int:
     """The address of a new tensor; larger ones on the host ask for huge pages, as NumPy's do."""
     address = array.data_ptr()
@@ -67,14 +84,15 @@ class TorchKind:
 
     def view(self, array: torch.Tensor, name: str) -> View:
         """In place."""
-        if array.layout is not torch.strided:
-            raise ArrayTypeError(name, "must be a dense tensor", f"layout {array.layout}")
+        if array.layout is not torch.strided or array.is_nested:
+            got = "a nested tensor" if array.is_nested else f"layout {array.layout}"
+            raise ArrayTypeError(name, "must be a dense tensor", got)
         if array.is_neg():
             array = array.resolve_neg()
         where = "cpu" if array.is_cpu else _place(array, name)
         dtype = _NAMES.get(array.dtype) or str(array.dtype).removeprefix("torch.")
         tensor = _new(TensorSpec, (tuple(array.shape), array.stride(), dtype))
-        return _new(View, (tensor, array.data_ptr(), where, array))
+        return _new(View, (tensor, _address(array, name), where, array))
 
     def result_view(self, array: torch.Tensor, name: str) -> View:
         """Any dense tensor can be written, under the rules of torch's own ``out=``."""
@@ -91,14 +109,14 @@ class TorchKind:
             increment_version(array)
 
     def empty(self, tensor: TensorSpec, device: str, like: Any) -> tuple[torch.Tensor, int]:
-        """A tensor with the strides asked for."""
+        """A plain tensor with the strides asked for."""
         dtype = TYPES[tensor.dtype]
         nbytes = tensor.size * dtype.itemsize
         if device == "cpu" and nbytes >= kept.LEAST:
             array = in_kept(tensor.shape, tensor.strides, dtype, nbytes)
             return array, array.data_ptr()
         if (
-            isinstance(like, torch.Tensor)
+            like.__class__ in (torch.Tensor, torch.nn.Parameter)  # a subclass would make its own
             and like.stride() == tensor.strides
             and _NAMES.get(like.dtype) == tensor.dtype
         ):

@@ -62,7 +62,7 @@ def _guards_see_grad() -> bool:
 
 
 def _traits(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return ()
     own = tensor.dtype, tensor.device, tensor.is_neg(), tensor.requires_grad
     return tensor.shape, tensor.stride(), *own
@@ -111,7 +111,7 @@ class Known:
         if write is None or plan.workspace_bytes > _STAYING:
             return
         general = self.call
-        roads = Roads(general, _empty(arrays[1].device.type))
+        roads = Roads(general, _empty(arrays[1].device.type), _gone)
         source = partial(Source, [array is not None for array in arrays], results, roads, given)
 
         def first(arrays: tuple[Any, ...], out: Sequence[Any] | None) -> tuple[Any, ...] | None:
@@ -130,12 +130,14 @@ def _into_new(
     launch: _Launch,
     recipes: Sequence[tuple[Any, ...] | None],
     operands: int,
-) -> Callable[..., tuple[Any, ...]]:
+) -> Callable[..., tuple[Any, ...] | None]:
     """A call as a function of its operands, for plain tensors laid out as those of the recipes."""
     blank = [None] * (len(ROLES) - operands)
 
-    def call(arrays: tuple[Any, ...], out: None) -> tuple[Any, ...]:
+    def call(arrays: tuple[Any, ...], out: None) -> tuple[Any, ...] | None:
         addresses = [None if array is None else array.data_ptr() for array in arrays]
+        if 0 in addresses and _gone(arrays):
+            return None
         addresses += blank
         made: list[Any] = []
         for recipe in recipes:
@@ -155,6 +157,11 @@ def _into_new(
         return tuple(made)
 
     return call
+
+
+def _gone(arrays: Sequence[Any]) -> bool:
+    """Whether one has a shape and no memory: nothing else tells that its storage was freed."""
+    return any(one is not None and one.data_ptr() == 0 and one.numel() for one in arrays)
 
 
 def _closer_look(arrays: tuple[Any, ...], out: Sequence[Any]) -> None:
@@ -191,6 +198,10 @@ def _apart(spec: Spec) -> Callable[[tuple[int, ...]], bool]:
     sizes = [hostmem.byte_range(tensor)[1] for tensor in tensors.values()]
 
     def apart(addresses: tuple[int, ...]) -> bool:
+        if 0 in addresses and any(
+            size and not at for at, size in zip(addresses, sizes, strict=True)
+        ):
+            return False  # a storage was freed
         # None begins before as many have ended: 1.2 us of a call at new addresses.
         starts, ends = sorted(addresses), sorted(map(add, addresses, sizes))
         if all(map(le, ends, starts[1:])):

@@ -21,6 +21,8 @@ class Roads(NamedTuple):
 
     general: Callable[..., tuple[Any, ...] | None]  # of (operands, out), for all else
     empty: Callable[..., Any]  # a tensor of this shape, strides and type
+    # Whether one of these operands has no memory; asked where an address is 0.
+    gone: Callable[..., bool] = lambda arrays: False
 
 
 class Given(NamedTuple):
@@ -35,7 +37,8 @@ class Source:
     """A function of (operands, out) that makes results and returns them, line by line.
 
     Operands are ``a0``, ``a1`` and so on, results ``r7``; their addresses ``p0``, ``p1``, ``p7``.
-    With results that are given, in ``out``, it returns None where they are not apart.
+    It returns None where an operand has no memory, and with results that are given, in ``out``,
+    where they are not apart.
     """
 
     def __init__(
@@ -55,6 +58,9 @@ class Source:
         self._given = given is not None
         if given is not None:
             self._take(results, given)
+        else:
+            there = " and ".join(f"p{slot}" for slot in sorted(self.slots))
+            self.lines.append(f"if not ({there}) and gone(arrays): return None")
 
     def results(self, unless: str | None = None) -> None:
         """Make new results; where ``unless`` holds of the addresses until then, call in general."""

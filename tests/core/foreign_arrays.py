@@ -62,6 +62,20 @@ class Writable:
         return self.array.__dlpack__(**options)
 
 
+class Copying(Writable):
+    """Memory that is copied on its way out; ``honest`` says so when it is asked not to."""
+
+    def __init__(self, array, *, honest):
+        super().__init__(array)
+        self.honest = honest
+
+    def __dlpack__(self, *, copy=None, **options):
+        if copy is False and self.honest:
+            msg = "cannot do without a copy"
+            raise BufferError(msg)
+        return self.array.__dlpack__(copy=True, **options)
+
+
 def from_dlpack(array):
     """What the imagined library makes of any producer."""
     tensor, address, owner, _ = dlpack.read(array, "array")

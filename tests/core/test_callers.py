@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from foreign_arrays import Foreign, Old, Writable
+from foreign_arrays import Copying, Foreign, Old, Writable
 
 import normgrad as ng
 from normgrad import dispatch, dlpack, torch_arrays
@@ -47,6 +47,14 @@ def test_torch_gets_torch_with_the_same_bits(dtype):
         assert isinstance(one, torch.Tensor)
         assert one.dtype is TORCH[dtype]
         np.testing.assert_array_equal(one.double().numpy(), other.astype(np.float64))
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, lambda one: one.as_subclass(_Wrapped)])
+def test_a_subclass_of_tensor_gets_plain_ones(kind):
+    dy, x, weight = torch.randn(2, 3), kind(torch.randn(2, 3)), kind(torch.randn(3))
+    for _ in range(2):
+        got = ng.batch_norm_backward(dy, x, weight)
+        assert [type(one) for one in got] == [torch.Tensor] * 3
 
 
 @pytest.mark.parametrize("dtype", NUMPY)
@@ -107,6 +115,18 @@ def test_dlpack_results_that_may_not_be_written():
     out = (Foreign.of(x, "float64"), np.empty(3), np.empty(3))
     with pytest.raises(ng.ArrayTypeError, match="out's grad_input must be writable"):
         ng.batch_norm_backward(dy, x, out=out)
+
+
+@pytest.mark.parametrize(
+    ("honest", "words"),
+    [(True, "must be memory that its producer lends without a copy"), (False, "must be writable")],
+)
+def test_dlpack_results_that_would_be_written_into_a_copy(honest, words):
+    dy, x = Copying(data(2, 3), honest=honest), data(2, 3)  # as an operand it may be one
+    out = (Copying(np.full((2, 3), 7.0), honest=honest), np.empty(3), np.empty(3))
+    with pytest.raises(ng.ArrayTypeError, match=f"out's grad_input {words}"):
+        ng.batch_norm_backward(dy, x, out=out)
+    assert (out[0].array == 7).all()
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy, lambda a: Foreign.of(a, "float64")])
@@ -376,7 +396,7 @@ def test_what_resembles_a_known_call_is_looked_at_anew():
         ng.batch_norm_backward(x, x, param_grad_dtype=[])
     with pytest.raises(ng.DtypeError, match="running_mean"):
         ng.batch_norm_backward(x, x, None, torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ng.ArrayTypeError, match="must have data in memory"):
         torch.vmap(lambda dy: ng.batch_norm_backward(dy, x).grad_input)(torch.stack([x, x]))
     ng.batch_norm_backward(x.as_subclass(_Wrapped), x)
     assert ng.batch_norm_backward(x, x, output_mask=iter([True, False, True])).grad_weight is None
@@ -436,6 +456,7 @@ def test_a_result_that_requires_grad():
 def test_arrays_on_two_devices(monkeypatch):
     """No second device here: a meta tensor is taken for one on a GPU, and never read."""
     monkeypatch.setitem(torch_arrays._places, torch.device("meta"), "cuda:0")
+    monkeypatch.setattr(torch_arrays, "_address", lambda array, name: array.data_ptr())
     x, there = torch.ones(2, 3), torch.ones(2, 3, device="meta")
     vector = torch.ones(3, device="meta")
     with pytest.raises(ng.DeviceError, match="grad_out must be on input's device, cpu, got cuda:0"):

@@ -5,11 +5,14 @@ A row: operator, exception, the words, and what differs from a good call. Rows s
 
 # ruff: noqa: E501
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
 
 import normgrad as ng
+from normgrad.errors import BackendError
 
 F = np.float32
 
@@ -286,6 +289,23 @@ def test_a_message_can_be_told_in_other_names():
         ng.batch_norm_backward(X[:1], X)
     said = caught.value.render({"dy": "gradOut", "x": "self"})
     assert said == "gradOut must have the shape of self, (2, 4, 3), got shape (1, 4, 3)"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"backend": "nobody"}, {"input": arr(2, 3, 4)}, {"grad_out": 1}, {"eps": "x"}]
+)
+def test_an_error_survives_the_way_from_another_process(changes):
+    with pytest.raises(ng.NormgradError) as caught:
+        ng.batch_norm_backward(**GOOD["batch"] | changes)
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copied), str(copied)) == (type(caught.value), str(caught.value))
+
+
+def test_no_backend_is_an_error_that_survives_it_too():
+    error = BackendError("layer_norm on cpu", {"cuda": "it has no GPU", "cpu": "it is off"})
+    copied = pickle.loads(pickle.dumps(error))
+    assert str(copied) == "no backend takes layer_norm on cpu (cuda: it has no GPU; cpu: it is off)"
+    assert copied.reasons == error.reasons
 
 
 def test_options_are_keywords_only():

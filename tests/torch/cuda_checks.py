@@ -125,13 +125,14 @@ def check_synchronized_operators():
 
 
 def check_autocast():
-    """Layer and group norm run in float32 under autocast, batch norm in bfloat16, as torch's."""
+    """Layer and group norm in float32, batch and instance norm in bfloat16, as torch's."""
     x = torch.randn(4, 12, 6, 6, device="cuda", dtype=torch.bfloat16)
     with torch.autocast("cuda", torch.bfloat16):
         for mine, theirs in (
             (ours.BatchNorm2d(12), nn.BatchNorm2d(12)),
             (ours.GroupNorm(3, 12), nn.GroupNorm(3, 12)),
             (ours.LayerNorm(6), nn.LayerNorm(6)),
+            (ours.InstanceNorm2d(12, affine=True), nn.InstanceNorm2d(12, affine=True)),
         ):
             got, want = mine.cuda()(x), theirs.cuda()(x)
             assert got.dtype == want.dtype, type(mine)

@@ -6,8 +6,11 @@ import pytest
 import torch
 from example_models import NAMES, make
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
+import normgrad
 import normgrad.torch as ours
+from normgrad import dispatch, torch_calls
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +103,18 @@ def test_torchs_modules_with_enable(fast_backend):
     assert ours.report(reset=True).calls("normgrad", "native_layer_norm_backward") == 1
     for one, other in zip(got, _step(model, x), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_the_functional_api_is_one_break_in_a_graph():
+    """Also the first call of its kind, which looks for more about its tensors."""
+    x, mean, rstd = torch.randn(4, 8), torch.zeros(4), torch.ones(4)
+
+    def around(x):
+        return normgrad.layer_norm_backward(x * 2, x, 8, mean, rstd).grad_input + 1
+
+    dispatch._known.clear()
+    torch_calls._guards_see_grad.cache_clear()
+    counter = CompileCounter()
+    got = torch.compile(around, backend=counter)(x)
+    assert torch.equal(got, around(x))
+    assert counter.frame_count == 2  # before and after

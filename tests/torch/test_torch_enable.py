@@ -9,7 +9,7 @@ from torch import nn
 
 import normgrad
 import normgrad.torch as ours
-from normgrad.torch import adapters, forward
+from normgrad.torch import adapters, forward, override
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +129,56 @@ def test_states():
     assert not ours.enabled()
     with pytest.raises(normgrad.OptionError, match="backend must be None or one of"):
         ours.enable(backend="fastest")
+    assert not ours.enabled()
+
+
+def test_with_statements_that_overlap():
+    first, second = ours.enable(), ours.enable(backend="reference")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert override._State.backend == "reference"
+    second.__exit__(None, None, None)
+    assert not ours.enabled()
+
+
+def test_with_statements_of_threads_that_overlap():
+    inside, left, seen = threading.Event(), threading.Event(), []
+
+    def second():
+        inside.wait()
+        with ours.enable():
+            left.set()
+            thread.join()
+            seen.append(ours.enabled())
+
+    def first():
+        with ours.enable():
+            inside.set()
+            left.wait()
+
+    thread, other = threading.Thread(target=first), threading.Thread(target=second)
+    thread.start()
+    other.start()
+    other.join()
+    assert seen == [True]
+    assert not ours.enabled()
+
+
+def test_what_was_called_inside_ends_with_the_statement():
+    with ours.enable():
+        ours.disable()
+        assert not ours.enabled()
+        ours.enable(backend="reference")
+    assert not ours.enabled()
+    ours.enable()
+    with ours.enable():
+        ours.disable()
+    assert not ours.enabled()  # the call before held until disable(), too
+    for _ in range(5):
+        ours.enable()
+    assert len(override._State.wishes) == 2
+    ours.disable()
     assert not ours.enabled()
 
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 from closeness import assert_near, off_centre
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import normgrad.torch as ours
+from normgrad.torch import statistics
 
 # id: module's name, arguments, options, shape of the input
 MODULES = {
@@ -129,6 +131,27 @@ def test_statistics_are_kept_in_float32(dtype):
     assert_near(results[0][1], x.double().mean((0, 2, 3)))
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_torchs_default_type_and_device_do_not_matter(dtype, default):
+    x = torch.randn(4, 6, 5).to(dtype)
+    modules = (
+        ours.BatchNorm1d(6, affine=False, track_running_stats=False),
+        ours.LayerNorm(5, elementwise_affine=False),
+        ours.GroupNorm(2, 6, affine=False),
+    )
+    want = [module(x) for module in modules]
+    moments = statistics.moments(x)
+    torch.set_default_dtype(default)
+    try:
+        with torch.device("meta"):
+            got = [module(x) for module in modules]
+            assert all(map(torch.equal, statistics.moments(x), moments))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, got, want))
+
+
 @pytest.mark.parametrize("name", sorted({case[0] for case in MODULES.values()}))
 def test_constructor_and_state_dict_are_torchs(name):
     args = (2, 6) if name == "GroupNorm" else (6,)
@@ -168,6 +191,34 @@ def test_what_torch_refuses_is_refused(name, shape, words):
             getattr(where, name)(6)(torch.randn(shape))
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "shape"),
+    [
+        ("BatchNorm1d", (6,), (4, 6)),
+        ("LayerNorm", (6,), (4, 6)),
+        ("GroupNorm", (2, 6), (4, 6)),
+        ("InstanceNorm1d", (6, 1e-5, 0.1, True), (4, 6, 5)),
+    ],
+)
+def test_parameters_without_data_are_refused(name, args, shape):
+    for module_on, data_on in (("meta", "cpu"), ("cpu", "meta")):
+        module = getattr(ours, name)(*args, device=module_on)
+        with pytest.raises(ValueError, match=f"weight must be on input's device, {data_on}, got"):
+            module(torch.randn(shape, device=data_on))
+
+
+def test_what_group_norm_refuses():
+    for where in (ours, nn):
+        for shape in ((1, 4), (1, 4, 1, 1)):
+            with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+                where.GroupNorm(4, 4)(torch.randn(shape))
+        where.GroupNorm(4, 4)(torch.randn(2, 4))
+    for device in ("cpu", "meta"):
+        module = ours.GroupNorm(2, 4, device=device)
+        with pytest.raises(ValueError, match=r"input must have 2 axes or more, got shape \(4,\)"):
+            module(torch.randn(4, device=device))
+
+
 def test_a_batch_of_nothing():
     module = ours.BatchNorm2d(4)
     x = torch.randn(0, 4, 3, 3, requires_grad=True)
@@ -175,6 +226,77 @@ def test_a_batch_of_nothing():
     assert x.grad.shape == x.shape
     assert torch.equal(module.weight.grad, torch.zeros(4))
     assert torch.equal(module.running_var, torch.ones(4))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3, 3), (2, 4, 0, 3)])
+def test_instance_norm_of_nothing(shape):
+    module = ours.InstanceNorm2d(4, affine=True, track_running_stats=True)
+    x = torch.randn(shape, requires_grad=True)
+    module(x).sum().backward()
+    assert x.grad.shape == x.shape
+    assert torch.equal(module.weight.grad, torch.zeros(4))
+    assert torch.equal(module.running_var, torch.ones(4))
+
+
+@pytest.mark.parametrize(("scale", "eps"), [(1e-4, 1e-5), (1e-4, 0.1), (1e3, 1e-5)])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_instance_norms_running_variance_is_that_of_the_data(scale, eps, channels_last):
+    options = {"track_running_stats": True, "momentum": 1.0, "eps": eps}
+    module, twin = ours.InstanceNorm2d(3, **options), nn.InstanceNorm2d(3, **options).double()
+    x = scale * (torch.randn(4, 3, 5, 10) + 1.0)
+    x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+    module(x)
+    twin(x.double())
+    torch.testing.assert_close(module.running_var.double(), twin.running_var, rtol=2e-6, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("LayerNorm", (2,)),
+        ("LayerNorm", ((4, *(2,) * 8),)),
+        ("GroupNorm", (2, 4)),
+        ("SyncBatchNorm", (4,)),
+    ],
+)
+def test_more_axes_than_the_core_takes(name, args):
+    module = getattr(ours, name)(*args).double()
+    twin = getattr(nn, "BatchNorm1d" if name == "SyncBatchNorm" else name)(*args).double()
+    x = torch.randn(2, 4, *(2,) * 8, dtype=torch.float64).transpose(3, 7)
+    dy = torch.randn(x.shape, dtype=torch.float64)
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    module(mine).backward(dy)
+    if name == "SyncBatchNorm":
+        twin(theirs.flatten(2)).backward(dy.flatten(2))
+    else:
+        twin(theirs).backward(dy)
+    assert_near(mine.grad, theirs.grad)
+    for one, other in zip(module.parameters(), twin.parameters(), strict=True):
+        assert_near(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_under_a_checkpoint_are_torchs(momentum):
+    """Its second forward pass counts too, and ends with the operator."""
+    modules = [where.BatchNorm1d(2, momentum=momentum) for where in (ours, nn)]
+    for step in range(3):
+        x = torch.randn(4, 2) + step
+        for module in modules:
+            y = checkpoint(module, x.clone().requires_grad_(), use_reentrant=False)
+            y.square().sum().backward()
+    mine, theirs = modules
+    assert mine.num_batches_tracked == theirs.num_batches_tracked
+    for name in ("running_mean", "running_var"):
+        assert_near(getattr(mine, name), getattr(theirs, name).double(), torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 4, 0)])
+def test_second_derivative_of_nothing(shape):
+    for module in (ours.GroupNorm(2, 4), ours.BatchNorm1d(4), ours.LayerNorm(shape[-1])):
+        x = torch.randn(shape, requires_grad=True)
+        (grad,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+        grad.square().sum().backward()
+        assert x.grad.shape == x.shape
 
 
 def test_second_derivative_as_torchs():
@@ -245,3 +367,12 @@ def test_convert_sync_batchnorm():
     assert model[2].weight is weight
     assert type(model[3]) is nn.LayerNorm
     model(torch.randn(5, 4)).sum().backward()
+
+
+def test_convert_sync_batchnorm_of_a_lazy_one():
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match="a LazyBatchNorm1d that has seen no data"):
+        ours.convert_sync_batchnorm(model)
+    assert type(model[0]) is nn.BatchNorm1d
+    model(torch.randn(3, 4))
+    assert type(ours.convert_sync_batchnorm(model)[1]) is ours.SyncBatchNorm

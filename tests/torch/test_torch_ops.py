@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 
 import normgrad
@@ -66,7 +67,7 @@ def call(request):
     return getattr(OPS, name).default, CASES[request.param]
 
 
-def _of_tensors(op, args):
+def _of_tensors(op, args, *, all_results=False):
     """The operator as a function of its differentiable arguments, and those."""
     places = [
         index
@@ -80,7 +81,8 @@ def _of_tensors(op, args):
             full[place] = tensor
         results = op(*full)
         results = results if isinstance(results, tuple) else (results,)
-        return tuple(one for one in results if one is not None and one.requires_grad)
+        results = [one for one in results if one is not None]
+        return tuple(one for one in results if all_results or one.requires_grad)
 
     return function, [args[place] for place in places]
 
@@ -89,6 +91,13 @@ def test_first_and_second_derivatives(call):
     function, tensors = _of_tensors(*call)
     assert gradcheck(function, tensors, fast_mode=True)
     assert gradgradcheck(function, tensors, fast_mode=True)
+
+
+# Torch's own warning, when it sets up its rules for forward mode.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_forward_mode(call):
+    function, tensors = _of_tensors(*call, all_results=True)
+    assert gradcheck(function, tensors, check_forward_ad=True, check_backward_ad=False)
 
 
 def test_opcheck(call):
@@ -130,6 +139,18 @@ def test_errors_name_the_argument():
     x = torch.randn(3, 4)
     with pytest.raises(normgrad.ShapeError, match=r"mean must have one element for each of the 3"):
         OPS.layer_norm_backward(x, x, [4], torch.zeros(2), torch.ones(2))
+
+
+def test_a_tensor_on_another_device_is_an_error_that_names_it(call):
+    """Without data torch takes the shapes' road, whose results are memory that nobody wrote."""
+    op, args = call
+    tensors = [place for place, one in enumerate(args) if isinstance(one, torch.Tensor)]
+    for place in (tensors[0], tensors[-1]):
+        mixed = [one.detach() if isinstance(one, torch.Tensor) else one for one in args]
+        mixed[place] = mixed[place].to("meta")
+        first = op._schema.arguments[tensors[0]].name
+        with pytest.raises(normgrad.DeviceError, match=f"must be on {first}'s device"):
+            op(*mixed)
 
 
 def _mapped(args, which):
@@ -246,3 +267,28 @@ def test_autocast_on_the_cpu_leaves_types_as_torch_does():
     assert through.dtype == torch.bfloat16
     through.float().sum().backward()
     assert module.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("BatchNorm2d", (8, 1e-5, 0.1, True, False)),
+        ("LayerNorm", (4,)),
+        ("GroupNorm", (2, 8)),
+        ("InstanceNorm2d", (8,)),
+        ("InstanceNorm2d", (8, 1e-5, 0.1, True)),
+    ],
+)
+def test_autocast_on_cuda_leaves_types_as_torch_does(name, args):
+    """On fake tensors: types need no GPU, if no buffers are written."""
+    types = []
+    with FakeTensorMode(), torch.no_grad():
+        for where in (normgrad.torch, torch.nn):
+            module = getattr(where, name)(*args, device="cuda")
+            x = torch.empty(2, 8, 4, 4, device="cuda", dtype=torch.float16)
+            torch.set_autocast_enabled("cuda", True)
+            try:
+                types.append(module(x).dtype)
+            finally:
+                torch.set_autocast_enabled("cuda", False)
+    assert types[0] == types[1]

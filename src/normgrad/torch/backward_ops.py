@@ -282,4 +282,4 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
 )
 for _name, _schema, _kernel, _fake, _request_of in _TABLE:
     define(_name, _schema, _kernel, _fake)
-    differentiable(_name, *_derivative(_request_of), getattr(batching, _name))
+    differentiable(_name, *_derivative(_request_of), getattr(batching, _name), tuple)

@@ -1,8 +1,9 @@
 """How many calls of torch's backward operators went where, and why."""
 
-import threading
 from collections import Counter
 from typing import NamedTuple
+
+from normgrad import forks
 
 
 class Row(NamedTuple):
@@ -45,7 +46,7 @@ class Report(tuple[Row, ...]):
 
 
 _counts: Counter[tuple[str, str, str, str]] = Counter()
-_lock = threading.Lock()  # autograd runs one thread for each device
+_lock = forks.lock()  # autograd runs one thread for each device
 
 
 def count(fate: tuple[str, str, str, str]) -> None:

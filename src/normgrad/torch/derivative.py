@@ -35,36 +35,33 @@ def differentiate(
     needed: Sequence[str],
 ) -> dict[str, Tensor | None]:
     """The gradient with respect to each needed operand, from gradients of the results."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views of the operands: the differentiation ends at them, its own graph does not.
-        given = {role: one.view_as(one) for role, one in operands.items() if one is not None}
-        spec, geometry = _request(request, given)
-        compute = TYPES[arithmetic(spec)]
+    given = {role: one for role, one in operands.items() if one is not None}
+    targets = [role for role in needed if role in given]
+    spec, geometry = _request(request, given)
+    compute = TYPES[arithmetic(spec)]
+    pairs = [
+        (role, _canonical(geometry, role, grad, request).to(compute))
+        for role, grad in zip(RESULTS[request.op], grads, strict=True)
+        if grad is not None
+    ]
+    if not pairs or not targets:
+        return {}
+
+    def results(*some: Tensor) -> tuple[Tensor, ...]:
+        full = given | dict(zip(targets, some, strict=True))
         values = evaluate(
             spec,
             geometry,
             {
                 role: _canonical(geometry, role, one, request).to(compute)
-                for role, one in given.items()
+                for role, one in full.items()
             },
         )
-        pairs = [
-            (values[role], _canonical(geometry, role, grad, request).to(compute))
-            for role, grad in zip(RESULTS[request.op], grads, strict=True)
-            if grad is not None
-        ]
-        targets = [role for role in needed if role in given]
-        if not pairs or not targets:
-            return {}
-        found = torch.autograd.grad(
-            [value for value, _ in pairs],
-            [given[role] for role in targets],
-            [grad.expand_as(value) for value, grad in pairs],
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-    return dict(zip(targets, found, strict=True))
+        return tuple(values[role].expand_as(grad) for role, grad in pairs)
+
+    # Not torch.autograd.grad: inside torch.func's transforms it knows tensors of one level only.
+    pull = torch.func.vjp(results, *(given[role] for role in targets))[1]
+    return dict(zip(targets, pull(tuple(grad for _, grad in pairs)), strict=True))
 
 
 def _request(request: Request, given: Mapping[str, Tensor]) -> tuple[Spec, Geometry]:

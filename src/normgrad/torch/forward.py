@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from normgrad.errors import ShapeError
 from normgrad.torch.library import NARROW, Tensor, memory_format, statistics_dtype, wide
 
 Normalized = tuple[Tensor, Tensor, Tensor]  # y, mean, rstd
@@ -29,7 +30,7 @@ def normalize_batch(
         return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     # A float32 parameter makes torch keep its statistics in float32.
     buffers = (wide(running_mean), wide(running_var))
-    weight = torch.ones(x.shape[1]) if weight is None else wide(weight)
+    weight = x.new_ones(x.shape[1], dtype=torch.float32) if weight is None else wide(weight)
     results = _batch_norm(x, weight, wide(bias), *buffers, training, momentum, eps)
     for one, update in zip((running_mean, running_var), buffers, strict=True):
         if training and one is not None and update is not None and update is not one:
@@ -76,7 +77,7 @@ def normalize_rows(
 ) -> Normalized:
     """Layer norm over the last axes."""
     if x.device.type == "cpu" and x.dtype in NARROW:
-        weight = torch.ones(tuple(shape)) if weight is None else wide(weight)
+        weight = x.new_ones(tuple(shape), dtype=torch.float32) if weight is None else wide(weight)
         bias = wide(bias)
     y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
     return y, mean, rstd
@@ -86,6 +87,7 @@ def normalize_groups(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
 ) -> Normalized:
     """Group norm of the channels at axis 1."""
+    check_channels(x)
     samples, channels = x.shape[:2]
     positions = math.prod(x.shape[2:])
     if x.dtype in NARROW and x.device.type != "cpu" and x.numel():
@@ -99,7 +101,15 @@ def normalize_groups(
     y, mean, rstd = torch.native_group_norm(
         x, weight, bias, samples, channels, positions, groups, eps
     )
+    if not x.numel():  # torch's are nan: so would be the parameters' gradients
+        return y, torch.zeros_like(mean), torch.zeros_like(rstd)
     return y, mean, rstd
+
+
+def check_channels(x: Tensor) -> None:
+    """Group norm's data have samples and channels."""
+    if x.dim() < 2:
+        raise ShapeError("input", "must have 2 axes or more", f"shape {tuple(x.shape)}")
 
 
 def group_format(x: Tensor) -> torch.memory_format:

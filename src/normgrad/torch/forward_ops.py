@@ -4,6 +4,7 @@ Each returns (y, mean, rstd). The statistics are differentiable results, so that
 pass sees how they depend on the input.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from normgrad.torch import batching
 from normgrad.torch.forward import (
     Normalized,
+    check_channels,
     group_format,
     normalize_batch,
     normalize_groups,
@@ -22,9 +24,11 @@ from normgrad.torch.library import (
     Tensor,
     define,
     differentiable,
+    few_axes,
     memory_format,
     statistics_dtype,
 )
+from normgrad.validate import MAX_RANK
 
 _STATISTICS = "-> (Tensor, Tensor, Tensor)"
 _BATCH = (
@@ -54,6 +58,7 @@ def _fake_layer(x: Tensor, shape: Sequence[int], *rest: Any) -> Normalized:
 
 
 def _fake_group(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Normalized:
+    check_channels(x)
     return _fake(x, group_format(x), (x.shape[0], rest[0]))
 
 
@@ -79,9 +84,11 @@ def _backward_batch(
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = ctx.needs_input_grad[:3]
+        statistics = (running_mean, running_var, mean, rstd)
         dx, dgamma, dbeta = torch.ops.normgrad.batch_norm_backward.default(
-            dy, x, weight, running_mean, running_var, mean, rstd, ctx.training, ctx.eps, mask
+            few_axes(dy), few_axes(x), weight, *statistics, ctx.training, ctx.eps, mask
         )
+        dx = _like(x, dx)
     if ctx.needs_input_grad[0] and ctx.training:
         shape = (-1, *(1,) * (x.dim() - 2))
         dx = _through_statistics(dx, x, shape, (mean, rstd), (dmean, drstd))
@@ -100,12 +107,42 @@ def _backward_layer(
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = [ctx.needs_input_grad[index] for index in (0, 2, 3)]
-        dx, dgamma, dbeta = torch.ops.normgrad.layer_norm_backward.default(
-            dy, x, ctx.shape, mean, rstd, weight, bias, mask
-        )
+        call = _as_rows if x.dim() > MAX_RANK else torch.ops.normgrad.layer_norm_backward.default
+        dx, dgamma, dbeta = call(dy, x, ctx.shape, mean, rstd, weight, bias, mask)
     if ctx.needs_input_grad[0]:
         dx = _through_statistics(dx, x, mean.shape, (mean, rstd), (dmean, drstd))
     return dx, None, dgamma, dbeta, None
+
+
+def _as_rows(
+    dy: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    """Layer norm of more axes than the core takes."""
+    rows, columns = mean.numel(), math.prod(shape)
+    dx, dgamma, dbeta = torch.ops.normgrad.layer_norm_backward.default(
+        dy.reshape(rows, columns),
+        x.reshape(rows, columns),
+        [columns],
+        mean.reshape(rows),
+        rstd.reshape(rows),
+        None if weight is None else weight.reshape(columns),
+        None if bias is None else bias.reshape(columns),
+        mask,
+    )
+    parameters = (None if one is None else one.reshape(shape) for one in (dgamma, dbeta))
+    return _like(x, dx), *parameters
+
+
+def _like(x: Tensor, dx: Tensor | None) -> Tensor | None:
+    """A gradient that was computed with fewer axes."""
+    return dx if dx is None or dx.dim() == x.dim() else dx.reshape(x.shape)
 
 
 def _setup_group(ctx: Any, inputs: tuple[Any, ...], output: Normalized) -> None:
@@ -121,10 +158,11 @@ def _backward_group(
     if dy is not None:
         mask = ctx.needs_input_grad[:3]
         dx, dgamma, dbeta = torch.ops.normgrad.group_norm_backward.default(
-            dy, x, mean, rstd, weight, ctx.groups, mask
+            few_axes(dy), few_axes(x), mean, rstd, weight, ctx.groups, mask
         )
+        dx = _like(x, dx)
     if ctx.needs_input_grad[0] and (dmean is not None or drstd is not None):
-        grouped = x.reshape(x.shape[0], ctx.groups, -1)
+        grouped = x.reshape(*mean.shape, math.prod(x.shape[1:]) // ctx.groups)
         like = None if dx is None else dx.reshape(grouped.shape)
         shape = (*mean.shape, 1)
         dx = _through_statistics(like, grouped, shape, (mean, rstd), (dmean, drstd))
@@ -153,12 +191,17 @@ def _through_statistics(
     return torch.as_tensor(through).to(x.dtype).expand_as(x)
 
 
+def _pure_batch(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """In training the running statistics are written and not read."""
+    return (*args[:3], None, None, *args[5:]) if args[5] else args
+
+
 define("batch_norm", _BATCH, normalize_batch, _fake_batch)
 define("layer_norm", _LAYER, normalize_rows, _fake_layer)
 define("group_norm", _GROUP, normalize_groups, _fake_group)
-differentiable("batch_norm", _setup_batch, _backward_batch, batching.batch_norm)
-differentiable("layer_norm", _setup_layer, _backward_layer, batching.layer_norm)
-differentiable("group_norm", _setup_group, _backward_group, batching.group_norm)
+differentiable("batch_norm", _setup_batch, _backward_batch, batching.batch_norm, _pure_batch)
+differentiable("layer_norm", _setup_layer, _backward_layer, batching.layer_norm, tuple)
+differentiable("group_norm", _setup_group, _backward_group, batching.group_norm, tuple)
 # As torch does for its own on CUDA; on the CPU, and for batch norm, it leaves the types alone.
 torch.library.register_autocast("normgrad::layer_norm", "cuda", torch.float32, lib=LIBRARY)
 torch.library.register_autocast("normgrad::group_norm", "cuda", torch.float32, lib=LIBRARY)

@@ -5,8 +5,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch.autograd import forward_ad
 
+from normgrad.errors import DeviceError
 from normgrad.spec import TensorSpec, dense_like
+from normgrad.torch.tangents import push_forward, save_call
+from normgrad.validate import MAX_RANK
 
 Tensor = torch.Tensor
 
@@ -25,7 +29,9 @@ def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..
     LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, kernel, "CPU")
     LIBRARY.impl(name, on_own_device(kernel), "CUDA")
-    torch.library.register_fake(f"normgrad::{name}", fake, lib=LIBRARY)
+    op = getattr(torch.ops.normgrad, name).default
+    names = tuple(argument.name for argument in op._schema.arguments)
+    torch.library.register_fake(f"normgrad::{name}", on_one_device(names, fake), lib=LIBRARY)
 
 
 def differentiable(
@@ -33,8 +39,12 @@ def differentiable(
     setup: Callable[[Any, tuple[Any, ...], Any], None],
     backward: Callable[..., tuple[Any, ...]],
     batched: Callable[..., tuple[Any, Any]] | None = None,
+    pure: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
 ) -> None:
     """Give an operator its derivative, and its rule under ``torch.func.vmap``.
+
+    ``pure`` gives the arguments with which a second call has the same results and writes nothing;
+    forward-mode differentiation makes one. Without it that mode is an error.
 
     ``torch.library.register_autograd`` would not do: its function has no setup_context, which
     ``torch.func.grad`` asks for, and it takes no operator that updates buffers.
@@ -61,18 +71,22 @@ def differentiable(
         setup(ctx, args, results)
         return results
 
+    def setup_both(ctx: Any, args: tuple[Any, ...], results: Any) -> None:
+        setup(ctx, args, results)
+        if pure is not None and forward_ad._current_level >= 0:
+            save_call(ctx, pure(complete(args)), results)
+
+    rules: dict[str, Any] = {
+        "forward": staticmethod(forward),
+        "setup_context": staticmethod(setup_both),
+        "backward": staticmethod(backward),
+        "vmap": staticmethod(vmap),
+    }
+    if pure is not None:
+        rules["jvp"] = staticmethod(functools.partial(push_forward, op))
     # Two functions with one meaning: torch.func's transforms ask for the first form, whose apply
     # looks at signatures for 40 us each time.
-    transformable: Any = type(
-        f"normgrad_{name}_transformable",
-        (torch.autograd.Function,),
-        {
-            "forward": staticmethod(forward),
-            "setup_context": staticmethod(setup),
-            "backward": staticmethod(backward),
-            "vmap": staticmethod(vmap),
-        },
-    )
+    transformable: Any = type(f"normgrad_{name}_transformable", (torch.autograd.Function,), rules)
     plain: Any = type(
         f"normgrad_{name}",
         (torch.autograd.Function,),
@@ -81,6 +95,8 @@ def differentiable(
 
     def autograd(*args: Any) -> Any:
         args = complete(args)
+        if forward_ad._current_level >= 0:  # a tangent asks for no grad mode
+            return transformable.apply(*args)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             return plain.apply(*args)
         return forward(*args)
@@ -91,6 +107,28 @@ def differentiable(
     LIBRARY.impl(name, autograd, "Autograd")
     # Inside torch.func's transforms the function itself is what they know how to take apart.
     LIBRARY.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
+
+
+def on_one_device(names: tuple[str, ...], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Shapes without data, for tensors that all are on one device.
+
+    One tensor on the meta device is enough for the dispatcher to come here, and the result would
+    be memory that nobody wrote. Calls on data never pass by.
+    """
+
+    @functools.wraps(fake)
+    def checked(*args: Any) -> Any:
+        here = [
+            (name, one) for name, one in zip(names, args, strict=False) if isinstance(one, Tensor)
+        ]
+        first, expected = here[0][0], here[0][1].device
+        for name, one in here:
+            if one.device != expected:
+                rule = f"must be on {first}'s device, {expected}"
+                raise DeviceError(name, rule, str(one.device))
+        return fake(*args)
+
+    return checked
 
 
 def on_own_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,6 +164,11 @@ def memory_format(tensor: Tensor) -> torch.memory_format:
         ):
             return candidate
     return torch.contiguous_format
+
+
+def few_axes(tensor: Tensor) -> Tensor:
+    """Data with channels at axis 1, in no more axes than the core takes."""
+    return tensor.flatten(2) if tensor.dim() > MAX_RANK else tensor
 
 
 def described(tensor: Tensor) -> TensorSpec:

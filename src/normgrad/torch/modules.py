@@ -3,6 +3,9 @@
 Each is a subclass of torch's: constructor, parameters, buffers and state dict are inherited.
 """
 
+import math
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -13,8 +16,8 @@ import normgrad.torch.forward_ops  # noqa: F401  (defines the operators)
 Tensor = torch.Tensor
 
 
-def _check_enough(input: Tensor) -> None:
-    if input.shape[1] and input.numel() == input.shape[1]:
+def _check_enough(input: Tensor, channels: int) -> None:
+    if channels and input.numel() == channels:
         msg = f"Expected more than 1 value per channel when training, got input size {input.shape}"
         raise ValueError(msg)
 
@@ -26,17 +29,18 @@ def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
     if module.training and not module.track_running_stats:
         buffers = (None, None)
     if of_batch:
-        _check_enough(input)
+        _check_enough(input, input.shape[1])
     counted = module.training and module.track_running_stats
     tracked = module.num_batches_tracked if counted else None
+    # Before the operator: a checkpoint that recomputes the layer stops where it has what it needs.
+    if tracked is not None:
+        tracked.add_(1)
     momentum = module.momentum
     if momentum is None:  # a plain average over all batches so far
-        momentum = 0.0 if tracked is None else 1.0 / (float(tracked) + 1.0)
+        momentum = 0.0 if tracked is None else 1.0 / float(tracked)
     y: Tensor = torch.ops.normgrad.batch_norm.default(
         input, module.weight, module.bias, *buffers, of_batch, momentum, module.eps
     )[0]
-    if tracked is not None:
-        tracked.add_(1)
     return y
 
 
@@ -83,6 +87,7 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over each sample's groups of channels."""
+        _check_enough(input, self.num_groups)  # torch's words, also where it does not train
         y: Tensor = torch.ops.normgrad.group_norm.default(
             input, self.weight, self.bias, self.num_groups, self.eps
         )[0]
@@ -97,28 +102,31 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
             input, module.weight, module.bias, running_mean, running_var, False, 0.0, module.eps
         )[0]
         return y
-    samples, channels = input.shape[:2]
-    if input.numel() == samples * channels:
+    if math.prod(input.shape[2:]) == 1:  # a batch of nothing passes, as in torch
         shape = tuple(input.shape)
         msg = f"Expected more than 1 spatial element when training, got input size {shape}"
         raise ValueError(msg)
-    y, mean, rstd = torch.ops.normgrad.group_norm.default(
-        input, module.weight, module.bias, channels, module.eps
-    )
-    if running_mean is not None and running_var is not None and samples:
+    # To torch it is a batch norm, which autocast leaves alone; group norm's data become float32.
+    cast = input.is_cuda and torch.is_autocast_enabled("cuda")
+    with torch.autocast("cuda", enabled=False) if cast else nullcontext():
+        y, mean, _ = torch.ops.normgrad.group_norm.default(
+            input, module.weight, module.bias, input.shape[1], module.eps
+        )
+    if running_mean is not None and running_var is not None and input.numel():
         with torch.no_grad():
-            _track_instances(module, input, mean, rstd)
+            _track_instances(module, input, mean)
     return y
 
 
-def _track_instances(module: _InstanceNorm, input: Tensor, mean: Tensor, rstd: Tensor) -> None:
+def _track_instances(module: _InstanceNorm, input: Tensor, mean: Tensor) -> None:
     """The buffers follow the samples' average mean and unbiased variance."""
-    count = input.numel() // mean.numel()
-    variance = (rstd.double() ** -2 - module.eps).clamp(min=0.0) * (count / (count - 1))
+    # The variance of the data: 1/std does not know what is small beside eps.
+    data = input.detach().to(mean.dtype)
+    variance = data.var(tuple(range(2, data.dim())))
     assert module.running_mean is not None
     assert module.running_var is not None
-    for buffer, values in ((module.running_mean, mean), (module.running_var, variance)):
-        step = module.momentum or 0.0
+    step = module.momentum or 0.0
+    for buffer, values in ((module.running_mean, mean.detach()), (module.running_var, variance)):
         buffer.mul_(1.0 - step).add_(values.mean(0).to(buffer.dtype), alpha=step)
 
 

@@ -1,6 +1,5 @@
 """``enable()``: torch's own backward operators computed by us, in an unchanged program."""
 
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -8,7 +7,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from normgrad import backends, options
+from normgrad import backends, forks, options
 from normgrad.errors import NormgradError
 from normgrad.torch import adapters, cpu_sync
 from normgrad.torch.counting import count
@@ -29,28 +28,42 @@ _CACHED_REFUSALS: Final = 1024  # per operator
 
 
 class _State:
-    """What is registered now."""
+    """What is registered now, and for whom."""
 
-    lock = threading.RLock()
+    lock = forks.lock()
     library: Any = None
     backend: str | None = None
+    wishes: Final[list["_Wish"]] = []  # the last one counts
+
+
+class _Wish:
+    """A call of ``enable`` or ``disable`` that was not undone."""
+
+    def __init__(self, on: bool, backend: str | None) -> None:
+        self.on = on
+        self.backend = backend
+        self.scoped = False  # until the end of a with statement
 
 
 class enable:  # noqa: N801  (used as a function, and in a with statement)
     """Override torch's backward operators, for CPU and CUDA, until ``disable()``.
 
-    In a ``with`` statement: until its end, which brings back what was before. ``backend`` names one
-    for all calls; by default it is the fast one of each device ("cpu" or "cuda"). What it refuses
-    goes to torch's own kernel; ``report()`` tells.
+    In a ``with`` statement: until its end, which brings back what was before; where several
+    overlap, in threads say, until the end of the last. ``backend`` names one for all calls; by
+    default it is the fast one of each device ("cpu" or "cuda"). What it refuses goes to torch's own
+    kernel; ``report()`` tells.
     """
 
     def __init__(self, *, backend: str | None = None) -> None:
         options.choice("backend", backend, backends.NAMES, none=True)
+        self._wish = _Wish(True, backend)
         with _State.lock:
-            self._before = (_State.library is not None, _State.backend)
-            _switch(True, backend)
+            # The last one may be the start of a with statement to come; those before it are over.
+            stay = [one for one in _State.wishes if one.scoped or one is _State.wishes[-1]]
+            _follow([*stay, self._wish])
 
     def __enter__(self) -> Self:
+        self._wish.scoped = True
         return self
 
     def __exit__(
@@ -59,12 +72,20 @@ class enable:  # noqa: N801  (used as a function, and in a with statement)
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _switch(*self._before)
+        with _State.lock:
+            wishes = _State.wishes
+            if self._wish not in wishes:
+                return
+            place = wishes.index(self._wish)
+            # What was wished inside ends here too, but for statements that are still running.
+            _follow([*wishes[:place], *(one for one in wishes[place + 1 :] if one.scoped)])
 
 
 def disable() -> None:
     """Give torch its own backward operators back."""
-    _switch(False, None)
+    with _State.lock:
+        running = [one for one in _State.wishes if one.scoped]
+        _follow([*running, _Wish(False, None)] if running else [])
 
 
 def enabled() -> bool:
@@ -72,14 +93,16 @@ def enabled() -> bool:
     return _State.library is not None
 
 
-def _switch(on: bool, backend: str | None) -> None:
-    with _State.lock:
-        _State.backend = backend
-        if on and _State.library is None:
-            _State.library = _register()
-        elif not on and _State.library is not None:
-            _State.library._destroy()
-            _State.library = None
+def _follow(wishes: list[_Wish]) -> None:
+    """Take these for all that is wished."""
+    last = wishes[-1] if wishes else _Wish(False, None)
+    _State.backend = last.backend
+    if last.on and _State.library is None:
+        _State.library = _register()
+    elif not last.on and _State.library is not None:
+        _State.library._destroy()
+        _State.library = None
+    _State.wishes[:] = wishes
 
 
 def _register() -> Any:

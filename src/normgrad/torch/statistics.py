@@ -24,7 +24,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
         return zeros[0], zeros[1]
     if x.device.type == "cpu" and x.dtype in NARROW:
         # Buffers in float32 that momentum 0 leaves alone make torch sum and answer in float32.
-        buffers = torch.zeros(2, channels)
+        buffers = x.new_zeros(2, channels, dtype=torch.float32)
         return torch.batch_norm_update_stats(x, buffers[0], buffers[1], 0.0)
     return torch.batch_norm_update_stats(x, None, None, 0.0)
 

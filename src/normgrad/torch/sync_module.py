@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 import normgrad.torch.sync_ops  # noqa: F401  (defines the operators)
 from normgrad.torch.modules import batch_norm
@@ -88,8 +89,13 @@ def convert_sync_batchnorm(model: nn.Module, process_group: Any = None) -> nn.Mo
 
     Parameters, buffers, hooks and the modules themselves stay the objects that they were.
     """
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            object.__setattr__(module, "__class__", SyncBatchNorm)
-            module.process_group = process_group
+    found = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    for module in found:
+        if isinstance(module, LazyModuleMixin):
+            name = type(module).__name__
+            msg = f"a {name} that has seen no data has no parameters: call the model once before"
+            raise ValueError(msg)
+    for module in found:
+        object.__setattr__(module, "__class__", SyncBatchNorm)
+        module.process_group = process_group
     return model

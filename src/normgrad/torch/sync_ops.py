@@ -18,6 +18,7 @@ from normgrad.torch.library import (
     define,
     differentiable,
     empty_dense,
+    few_axes,
     memory_format,
     statistics_dtype,
 )
@@ -75,7 +76,8 @@ def _sync_batch_norm_backward(
     mask: Sequence[bool],
     group: str,
 ) -> Three:
-    channels = x.shape[1]
+    channels, whole = x.shape[1], x
+    dy, x = few_axes(dy), few_axes(x)
     sums = functional.batch_norm_reduce_backward(
         dy, x, mean, invstd, weight, output_mask=(mask[0], mask[0], mask[1], mask[2])
     )
@@ -86,6 +88,8 @@ def _sync_batch_norm_backward(
     dx = functional.batch_norm_elemt_backward(
         dy, x, mean, invstd, weight, both[:channels], both[channels:], count
     )
+    if x is not whole:
+        dx = empty_dense(whole).copy_(dx.reshape(whole.shape))
     return dx, sums.grad_weight, sums.grad_bias
 
 

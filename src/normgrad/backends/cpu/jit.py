@@ -5,13 +5,14 @@ import hashlib
 import os
 import stat
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numba
 from numba import types
+
+from normgrad import forks
 
 # Without the compiler kernels run as plain Python on checked memory (see `checked`).
 ENABLED: Final = not numba.config.DISABLE_JIT
@@ -33,7 +34,8 @@ ATTEND_SIGNATURE: Final = types.int32(types.int64)
 LEAD_TEAM_SIGNATURE: Final = types.int64(*[types.int64] * 4)
 TAKE_PART_SIGNATURE: Final = types.void(types.int64)
 
-_lock = threading.Lock()
+# Numba's own lock is held inside it: a child that was forked meanwhile could never compile.
+_lock = forks.lock()
 
 
 def compiled(signature: Any, function: Callable[..., int]) -> Any:

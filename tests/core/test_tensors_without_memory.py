@@ -1,0 +1,93 @@
+"""Torch's tensors that have a shape and no memory to read: refused in words, never read."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import normgrad as ng
+
+X = torch.randn(4, 8)
+STATISTICS = (torch.zeros(4), torch.ones(4))
+
+
+class Wrapper(torch.Tensor):
+    """Its data are elsewhere, as a DTensor's."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+def freed():
+    tensor = torch.randn(4, 8)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def fake():
+    with FakeTensorMode():
+        return torch.randn(4, 8)
+
+
+MAKERS = {
+    "wrapper": lambda: Wrapper(X),
+    "fake": fake,
+    "zero": lambda: torch._efficientzerotensor(4, 8),
+    "freed": freed,
+}
+WORDS = r"must have data in memory \(torch.ops.normgrad .* without"
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first-call", "seen-before"])
+@pytest.mark.parametrize("backend", ["reference", None])
+@pytest.mark.parametrize("maker", MAKERS)
+def test_an_operand(maker, backend, seen):
+    if seen:  # twice: the second call writes the road for all others
+        for _ in range(3):
+            ng.layer_norm_backward(X, X, 8, *STATISTICS, backend=backend)
+    with pytest.raises(ng.ArrayTypeError, match=f"grad_out {WORDS}"):
+        ng.layer_norm_backward(MAKERS[maker](), X, 8, *STATISTICS, backend=backend)
+    with pytest.raises(ng.ArrayTypeError, match=f"input {WORDS}"):
+        ng.layer_norm_backward(X, MAKERS[maker](), 8, *STATISTICS, backend=backend)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_result(maker):
+    def into(out):
+        mask = (True, False, False)
+        ng.layer_norm_backward(X, X, 8, *STATISTICS, output_mask=mask, out=(out, None, None))
+
+    for _ in range(3):
+        into(torch.empty(4, 8))
+    with pytest.raises(ng.ArrayTypeError, match=f"out's grad_input {WORDS}"):
+        into(MAKERS[maker]())
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap"])
+def test_inside_torch_func(transform):
+    def loss(x):
+        return ng.layer_norm_backward(x, x, 8, *STATISTICS).grad_input.sum()
+
+    x = X if transform == "grad" else torch.stack([X, X])
+    with pytest.raises(ng.ArrayTypeError, match=WORDS):
+        getattr(torch.func, transform)(loss)(x)
+
+
+def test_nothing_needs_no_memory():
+    empty = torch.empty(0, 8)
+    for _ in range(3):
+        got = ng.layer_norm_backward(empty, empty, 8, torch.empty(0), torch.empty(0))
+        assert got.grad_weight.tolist() == [0.0] * 8
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors(layout):
+    nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(1, 8)], layout=layout)
+    for arrays in ((nested, X), (X, nested)):
+        with pytest.raises(ng.ArrayTypeError, match="must be a dense tensor"):
+            ng.layer_norm_backward(*arrays, 8, *STATISTICS)
