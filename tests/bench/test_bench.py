@@ -221,14 +221,28 @@ def test_plain_text_in_a_pipe():
         (["--shape", "4x4"], "--op must be given with --shape"),
         (["--op", "layer_norm", "--shape", "4xx4"], "sizes joined by x"),
         (["--suite", "quick", "--peers", "nobody"], "peers must be among torch"),
+        (["--op", "layer_norm", "--shape", "4x8", "--normalized", "5"], "from 1 to 2 axes, got 5"),
+        (["--op", "layer_norm", "--shape", "4x8", "--normalized", "0"], "from 1 to 2 axes, got 0"),
+        (["--op", "layer_norm", "--shape", "4x8", "--groups", "2"], "for all but group_norm"),
+        (["--op", "batch_norm", "--shape", "4x8", "--normalized", "1"], "for all but layer_norm"),
+        (["--op", "group_norm", "--shape", "4x8x3"], "must divide the number of channels, 8"),
+        (["--op", "group_norm", "--shape", "4x8", "--groups", "0"], "num_groups must be positive"),
+        (["--op", "batch_norm", "--shape", "8"], "input must have 2 to 8 axes"),
+        (["--op", "batch_norm", "--shape", "8x4", "--layout", "channels-last"], "for two axes"),
+        (["--op", "batch_norm", "--shape", "8x4", "--mask", "1"], "each of dx, dgamma, dbeta,"),
+        (["--op", "layer_norm", "--shape", "8x4", "--suite", "llm"], "be left out with --shape"),
+        (["--suite", "quick", "--groups", "2"], "be left out without --shape"),
         (["--suite", "quick", "--mask", "12"], "must be bits"),
+        (["--suite", "quick", "--mask", ""], "must be bits"),
+        (["--suite", "llm", "--mask", "1"], "must have a bit for each of dx, dgamma, dbeta,"),
         (["--suite", "llm", "--op", "group_norm"], "at least one row"),
         (["--suite", "quick", "--plot", "x.pdf"], ".svg or .png"),
         (["--suite", "quick", "--json", "nowhere/x.json"], "a directory that exists"),
         (["--from", "nowhere.json"], "that `normgrad bench --json` wrote"),
     ],
 )
-def test_wrong_options_are_refused_with_words(options, words, capsys):
+def test_wrong_options_are_refused_with_words(options, words, monkeypatch, capsys):
+    monkeypatch.setattr(timing, "timer", lambda *_: pytest.fail("something was measured"))
     assert cli.main(["bench", "--backend", "reference", *options]) == 2
     assert words in capsys.readouterr().err
 

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--dtype", action="append", choices=list(FLOATS), help="may be repeated")
     what.add_argument("--layout", action="append", choices=suites.LAYOUTS, help="may be repeated")
     what.add_argument("--mask", help="wanted results as bits, as 100 for the input gradient")
-    what.add_argument("--groups", type=int, default=suites.GROUPS, help="of group norm")
-    what.add_argument("--normalized", type=int, default=1, help="how many last axes of layer norm")
+    what.add_argument("--groups", type=int, help=f"of group norm ({suites.GROUPS})")
+    what.add_argument("--normalized", type=int, help="how many last axes of layer norm (1)")
     who = parser.add_argument_group("who")
     who.add_argument(
         "--backend", choices=[*backends.NAMES, "none"], help="default: the best; none: peers alone"
@@ -159,26 +159,27 @@ def _workloads(args: argparse.Namespace, backend: str | None, device: str) -> li
     if args.shape:
         if args.op is None:
             raise OptionError("--op", "must be given with --shape", None)
-        op = Op(args.op)
+        if args.suite is not None:
+            raise OptionError("--suite", "must be left out with --shape", args.suite)
         dtypes = args.dtype or ["float32"]
         layouts = args.layout or ["contiguous"]
-        shapes = ",".join(args.shape)
-        made = suites.rows(op, shapes, dtypes, layouts, (), args.groups, args.normalized)
-        found = list(made)
-    else:
-        default = "quick" if backend == "reference" else "all"
-        found = [
-            one
-            for one in suites.suite(args.suite or default, device)
-            if (args.op is None or one.case.op == args.op)
-            and (args.dtype is None or one.dtype in args.dtype)
-            and (args.layout is None or one.case.layout in args.layout)
-        ]
-    if args.mask:
-        found = suites.masked(found, args.mask)
+        sizes = (args.groups, args.normalized, args.mask)
+        return suites.asked(Op(args.op), ",".join(args.shape), dtypes, layouts, *sizes)
+    for name in ("groups", "normalized"):
+        if getattr(args, name) is not None:
+            rule = "must be left out without --shape: the rows of a suite have their own"
+            raise OptionError(f"--{name}", rule, getattr(args, name))
+    default = "quick" if backend == "reference" else "all"
+    found = [
+        one
+        for one in suites.suite(args.suite or default, device)
+        if (args.op is None or one.case.op == args.op)
+        and (args.dtype is None or one.dtype in args.dtype)
+        and (args.layout is None or one.case.layout in args.layout)
+    ]
     if not found:
         raise OptionError("the options", "must leave at least one row", "none")
-    return found
+    return found if args.mask is None else suites.masked(found, args.mask)
 
 
 def _check_targets(args: argparse.Namespace) -> None:
