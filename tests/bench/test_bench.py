@@ -237,6 +237,14 @@ def test_plain_text_in_a_pipe():
         (["--suite", "llm", "--mask", "1"], "must have a bit for each of dx, dgamma, dbeta,"),
         (["--suite", "llm", "--op", "group_norm"], "at least one row"),
         (["--suite", "quick", "--plot", "x.pdf"], ".svg or .png"),
+        (["--suite", "quick", "--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["--suite", "quick", "--seed", "-1"], "--seed must be from 0 to 4294967295, got -1"),
+        (["--suite", "quick", "--run-seconds", "-1"], "--run-seconds must be from 0 to"),
+        (["--suite", "quick", "--run-seconds", "nan"], "--run-seconds must be from 0 to"),
+        (["--suite", "quick", "--limit-seconds", "inf"], "--limit-seconds must be from 0 to"),
+        (["--suite", "quick", "--peer-seconds", "-1"], "--peer-seconds must be from 0 to"),
+        (["--suite", "quick", "--budget-seconds", "-1"], "--budget-seconds must be from 0 to"),
+        (["--suite", "quick", "--csv", "x", "--html", "./x"], "another file than that of --csv"),
         (["--suite", "quick", "--json", "nowhere/x.json"], "a directory that exists"),
         (["--from", "nowhere.json"], "that `normgrad bench --json` wrote"),
     ],
@@ -245,6 +253,43 @@ def test_wrong_options_are_refused_with_words(options, words, monkeypatch, capsy
     monkeypatch.setattr(timing, "timer", lambda *_: pytest.fail("something was measured"))
     assert cli.main(["bench", "--backend", "reference", *options]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "--plot", "--html"])
+def test_a_directory_is_no_file(option, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(timing, "timer", lambda *_: pytest.fail("something was measured"))
+    target = tmp_path / "run.svg"
+    target.mkdir()
+    assert cli.main([*SMALL, "--backend", "reference", option, str(target)]) == 2
+    assert f"{option} must be a file that can be written" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.svg"]  # nothing is left beside
+
+
+def test_what_is_refused_later_leaves_no_file(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    assert cli.main([*SMALL, "--mask", "1", "--json", str(path)]) == 2
+    assert not path.exists()
+    capsys.readouterr()
+
+
+def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path):
+    import os
+    import threading
+
+    from normgrad.bench.record import Record
+
+    record = Record({}, 1.0)
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(real)
+    record.write_json(link)
+    assert link.is_symlink()
+    assert json.loads(real.read_text(encoding="utf-8"))["copy_gbps"] == 1.0
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=record.write_json, args=(pipe,), daemon=True)
+    writer.start()
+    assert json.loads(pipe.read_text(encoding="utf-8"))["copy_gbps"] == 1.0
+    writer.join(10)
+    assert pipe.is_fifo()
 
 
 def test_a_backend_that_is_not_there_is_refused(capsys, install):

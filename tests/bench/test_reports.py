@@ -17,13 +17,13 @@ from normgrad.bench.record import read_json
 pytest.importorskip("matplotlib")
 
 
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".PNG"])
 def test_plots_are_made(record_path, tmp_path, suffix, capsys):
     path = tmp_path / f"plot{suffix}"
     assert cli.main(["bench", "--from", str(record_path), "--plot", str(path)]) == 0
     assert f"wrote {path}" in capsys.readouterr().out
     data = path.read_bytes()
-    if suffix == ".png":
+    if suffix.lower() == ".png":
         assert data.startswith(b"\x89PNG")
         assert len(data) > 20_000
         return
@@ -161,6 +161,13 @@ def test_compare_takes_noise_and_thresholds_into_account(record_path, tmp_path, 
     assert cli.main(["compare", before, slower]) == 1
     assert cli.main(["compare", before, slower, "--threshold", "0.3"]) == 0
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("threshold", ["-1", "nan"])
+def test_compare_refuses_a_threshold_that_is_none(threshold, record_path, capsys):
+    words = ["compare", str(record_path), str(record_path), "--threshold", threshold]
+    assert cli.main(words) == 2
+    assert "--threshold must be at least 0" in capsys.readouterr().err
 
 
 def test_compare_refuses_what_is_no_run(tmp_path, capsys):

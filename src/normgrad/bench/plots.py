@@ -43,7 +43,7 @@ def save(record: Record, path: Path) -> None:
     panels = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0]
     for panel, draw in zip(panels, parts, strict=True):
         draw(panel, record)
-    figure.savefig(path, dpi=140, metadata=_metadata(path.suffix))
+    figure.savefig(path, dpi=140, metadata=_metadata(path.suffix.lower()))
     pyplot.close(figure)
 
 

@@ -37,13 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     who.add_argument("--peers", default="", help="torch,cudnn,compile,liger,flaggems,jax")
     how = parser.add_argument_group("how")
-    how.add_argument("--repeats", type=int, default=30, help="timed runs of each (30)")
-    how.add_argument("--run-seconds", type=float, default=1.0, help="at most, for each (1)")
-    how.add_argument("--limit-seconds", type=float, default=30.0, help="to get a first result (30)")
+    how.add_argument("--repeats", type=int, default=30, help="timed runs of each, at least 1 (30)")
     how.add_argument(
-        "--peer-seconds", type=float, default=90.0, help="to prepare a peer's rows, all told (90)"
+        "--run-seconds", type=float, default=1.0, help="at most, for each; 0: the fewest runs (1)"
     )
-    how.add_argument("--budget-seconds", type=float, help="no new row after this time")
+    how.add_argument(
+        "--limit-seconds", type=float, default=30.0, help="to get a first result; 0: no limit (30)"
+    )
+    how.add_argument(
+        "--peer-seconds",
+        type=float,
+        default=90.0,
+        help="to prepare a peer's rows, all told; 0: no limit (90)",
+    )
+    how.add_argument("--budget-seconds", type=float, help="no new row after this time; 0: no limit")
     how.add_argument(
         "--time-wrong-peers", action="store_true", help="time them all the same, marked with !"
     )
@@ -60,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write; 1 if one of our results was wrong or could not be had."""
-    _check_targets(args)
+    if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
+        raise OptionError("--plot", "must end in .svg or .png", args.plot)
     if args.source:
         return _show(args)
     try:
@@ -180,15 +188,6 @@ def _workloads(args: argparse.Namespace, backend: str | None, device: str) -> li
     if not found:
         raise OptionError("the options", "must leave at least one row", "none")
     return found if args.mask is None else suites.masked(found, args.mask)
-
-
-def _check_targets(args: argparse.Namespace) -> None:
-    """Say what cannot be written before minutes are spent."""
-    for path in (args.json, args.csv, args.plot, args.html):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise OptionError(str(path), "must be in a directory that exists", path.parent)
-    if args.plot is not None and args.plot.suffix not in (".svg", ".png"):
-        raise OptionError("--plot", "must end in .svg or .png", args.plot)
 
 
 def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple[Session, Record]":

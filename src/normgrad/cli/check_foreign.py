@@ -39,8 +39,6 @@ def run(args: argparse.Namespace) -> int:
     """Examine, print, write; 1 if anything fails or nothing could run."""
     if args.impl and args.lib:
         raise OptionError("--impl and --lib", "must not be given together", args.impl)
-    if args.repeats < 1:
-        raise OptionError("--repeats", "must be at least 1", args.repeats)
     outcomes = list(_library(args) if args.lib else _functions(args))
     return check_report.finish(args, outcomes)
 
