@@ -208,9 +208,10 @@ def load(target: str, op: str | None, arrays: str) -> FunctionImplementation:
     module_name, _, function_name = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (Exception, SystemExit) as error:  # whatever its code raises, or a script that exits
         rule = "must name a module that can be imported (PYTHONPATH finds it)"
-        raise OptionError("--impl", rule, f"{module_name}: {error}") from error
+        reason = f"{module_name!r}: {type(error).__name__}: {error}"
+        raise OptionError("--impl", rule, reason) from error
     if not function_name:
         named = {each: getattr(module, f"{each}_backward", None) for each in Op}
         functions = {each: found for each, found in named.items() if callable(found)}
