@@ -56,6 +56,7 @@ def test_torch_tensors_go_in_where_asked_for(capsys):
         ("of_the_moment", "other bits in 3 runs"),
         ("in_place", "it changed its operand x"),
         ("of_another_shape", "TypeError: dx has shape"),
+        ("of_another_type", "TypeError: dx is of type float64, should be float32"),
     ],
 )
 def test_wrong_functions_are_caught(function, words, capsys):
@@ -64,6 +65,15 @@ def test_wrong_functions_are_caught(function, words, capsys):
     failures = [line for line in out.splitlines() if line.startswith("FAIL ")]
     assert any(words in line for line in failures), out
     assert f"implementations:{function} layer_norm/rows float32" in out
+
+
+def test_the_type_is_that_of_data_or_weight(capsys):
+    """Float64 all over fails for float64 data in one case: the weight is float32 there."""
+    assert check("implementations:of_another_type", dtype="float64") == 1
+    out = capsys.readouterr().out
+    (failure,) = (line for line in out.splitlines() if line.startswith("FAIL "))
+    assert "/float32-statistics " in failure
+    assert "dgamma is of type float64, should be float32" in failure
 
 
 def test_a_crash_fails_its_case_and_no_other(capsys, monkeypatch):
