@@ -160,8 +160,9 @@ def _bandwidth(panel: Any, record: Record) -> None:
         place.tick_params(labelbottom=True, labelleft=True)
     for place in axes.flat[len(operators) :]:
         place.set_visible(False)
-    sizes = [row.megabytes for row in record.rows]
-    axes[0, 0].set_xlim(min(sizes) / 1.7, max(sizes) * 1.7)
+    sizes = [row.megabytes for row in record.rows if row.megabytes]
+    if sizes:
+        axes[0, 0].set_xlim(min(sizes) / 1.7, max(sizes) * 1.7)
     for place in axes.flat:
         _plain_log_ticks(place.xaxis)
     axes[0, 0].set_ylim(0, top * 1.12)
