@@ -168,6 +168,19 @@ def test_a_wrong_peer_is_shown_and_timed_only_on_request(timed, monkeypatch, cap
     assert row.endswith("!" if timed else "WRONG")
 
 
+def test_peers_that_are_all_absent_leave_nothing_to_measure(monkeypatch, capsys):
+    from normgrad.bench import peers
+
+    class Elsewhere(WrongPeer):
+        def unavailable(self, device):
+            return "it is somewhere else"
+
+    monkeypatch.setattr(peers, "get", lambda name: Elsewhere())
+    assert cli.main([*SMALL, "--backend", "none", "--peers", "torch"]) == 2
+    words = "--peers must name somebody to measure, got torch: it is somewhere else"
+    assert words in capsys.readouterr().err
+
+
 def test_a_peer_that_fails_does_not_end_the_run(monkeypatch, capsys):
     from normgrad.bench import peers
 
@@ -246,7 +259,8 @@ def test_plain_text_in_a_pipe():
         (["--suite", "quick", "--budget-seconds", "-1"], "--budget-seconds must be from 0 to"),
         (["--suite", "quick", "--csv", "x", "--html", "./x"], "another file than that of --csv"),
         (["--suite", "quick", "--json", "nowhere/x.json"], "a directory that exists"),
-        (["--from", "nowhere.json"], "that `normgrad bench --json` wrote"),
+        (["--suite", "quick", "--backend", "none"], "--peers must name somebody to measure"),
+        (["--from", "run.json"], "--backend must be left out with --from"),
     ],
 )
 def test_wrong_options_are_refused_with_words(options, words, monkeypatch, capsys):

@@ -163,6 +163,17 @@ def test_compare_takes_noise_and_thresholds_into_account(record_path, tmp_path, 
     capsys.readouterr()
 
 
+def test_a_run_that_is_nowhere_cannot_be_shown(capsys):
+    assert cli.main(["bench", "--from", "nowhere.json"]) == 2
+    assert "that `normgrad bench --json` wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--op", "layer_norm"], ["--time-wrong-peers"]], ids=str)
+def test_to_show_a_run_takes_no_options_of_measuring(options, record_path, capsys):
+    assert cli.main(["bench", "--from", str(record_path), *options]) == 2
+    assert f"{options[0]} must be left out with --from" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("threshold", ["-1", "nan"])
 def test_compare_refuses_a_threshold_that_is_none(threshold, record_path, capsys):
     words = ["compare", str(record_path), str(record_path), "--threshold", threshold]

@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the verb."""
+    _add_measuring(parser)
+    result = parser.add_argument_group("result")
+    result.add_argument(
+        "--from", metavar="JSON", dest="source", type=Path, help="measure nothing: show this run"
+    )
+    result.add_argument("--json", metavar="FILE", type=Path, help="written after every row")
+    result.add_argument("--csv", metavar="FILE", type=Path)
+    result.add_argument("--plot", metavar="FILE", type=Path, help="out.svg or out.png")
+    result.add_argument("--html", metavar="FILE", type=Path, help="one self-contained page")
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    """Those that say what to measure, and how."""
     what = parser.add_argument_group("what")
     what.add_argument("--suite", choices=suites.SUITES, help="a named list of rows")
     what.add_argument("--op", choices=[op.value for op in Op], help="one operator only")
@@ -55,14 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--time-wrong-peers", action="store_true", help="time them all the same, marked with !"
     )
     how.add_argument("--seed", type=int, default=0, help="other random numbers")
-    result = parser.add_argument_group("result")
-    result.add_argument(
-        "--from", metavar="JSON", dest="source", type=Path, help="measure nothing: show this run"
-    )
-    result.add_argument("--json", metavar="FILE", type=Path, help="written after every row")
-    result.add_argument("--csv", metavar="FILE", type=Path)
-    result.add_argument("--plot", metavar="FILE", type=Path, help="out.svg or out.png")
-    result.add_argument("--html", metavar="FILE", type=Path, help="one self-contained page")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -139,6 +144,13 @@ def _show(args: argparse.Namespace) -> int:
     """The table, notes and pictures of a run that was written before."""
     from normgrad.bench.record import read_json
 
+    plain = argparse.ArgumentParser()
+    _add_measuring(plain)
+    for name, default in vars(plain.parse_args([])).items():
+        value = getattr(args, name)
+        if value != default:
+            rule = "must be left out with --from, which measures nothing"
+            raise OptionError(f"--{name.replace('_', '-')}", rule, value)
     record = read_json(args.source)
     ours = any(row.backend != "none" for row in record.rows)
     lines = terminal.Lines(text.header(ours, record.peer_names))
@@ -205,6 +217,9 @@ def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple
         for name, peer in asked.items()
         if (reason := peer.unavailable(device)) is not None
     }
+    if backend is None and len(absent) == len(asked):
+        listed = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
+        raise OptionError("--peers", "must name somebody to measure", listed or "nobody")
     timer = timing.timer(device, args.repeats, args.run_seconds)
     session = Session(
         backend,
