@@ -234,6 +234,7 @@ def test_plain_text_in_a_pipe():
         (["--shape", "4x4"], "--op must be given with --shape"),
         (["--op", "layer_norm", "--shape", "4xx4"], "sizes joined by x"),
         (["--suite", "quick", "--peers", "nobody"], "peers must be among torch"),
+        (["--op", "layer_norm", "--shape", f"{2**59}x2"], "fewer than 2**60 elements"),
         (["--op", "layer_norm", "--shape", "4x8", "--normalized", "5"], "from 1 to 2 axes, got 5"),
         (["--op", "layer_norm", "--shape", "4x8", "--normalized", "0"], "from 1 to 2 axes, got 0"),
         (["--op", "layer_norm", "--shape", "4x8", "--groups", "2"], "for all but group_norm"),

@@ -197,6 +197,12 @@ def test_python_dash_m_and_plain_text_in_a_pipe():
     assert run_module("nonsense").returncode == 2
 
 
+def test_a_pipe_takes_a_report():
+    done = run_module(*QUICK, "--json", "/dev/stdout", "--html", "/dev/null")
+    assert done.returncode == 0
+    assert '"verdict": "PASS"' in done.stdout
+
+
 def test_a_reader_that_leaves_early_is_no_error():
     command = f"{sys.executable} -m normgrad env | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(

@@ -134,11 +134,11 @@ class Record:
 
     def write_json(self, path: Path) -> None:
         """All of it. Written beside and moved, so that a killed run leaves the last whole file."""
-        path = path.resolve()  # a link stays one
         text = json.dumps(_finite(asdict(self)), indent=1) + "\n"
         if path.exists() and not path.is_file():  # /dev/null must stay what it is
             path.write_text(text, encoding="utf-8")
             return
+        path = path.resolve()  # a link stays one
         beside = path.with_name(path.name + ".part")
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)

@@ -1,6 +1,7 @@
 """What is measured: named lists of rows, each an operator on one shape, type and layout."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -166,6 +167,8 @@ def parse_shape(text: str) -> tuple[int, ...]:
         raise OptionError("shape", "must be sizes joined by x, as in 32x64x56x56", text) from None
     if not all(size > 0 for size in shape):
         raise OptionError("shape", "must have positive sizes", text)
+    if math.prod(shape) >= 2**60:  # of eight bytes each: no address space has more
+        raise OptionError("shape", "must have fewer than 2**60 elements", text)
     return shape
 
 

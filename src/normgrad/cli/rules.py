@@ -35,21 +35,25 @@ def check(args: argparse.Namespace) -> None:
         path = getattr(args, name, None)
         if path is not None:
             real = _writable(f"--{name}", path)
-            if real in taken:
+            if real is not None and real in taken:
                 rule = f"must be another file than that of {taken[real]}"
                 raise OptionError(f"--{name}", rule, path)
-            if real.is_file() or not real.exists():  # two may well go to /dev/null
+            if real is not None:
                 taken[real] = f"--{name}"
 
 
-def _writable(option: str, path: Path) -> Path:
-    """Where the path leads. Minutes of work should not end at a folder that is not there."""
+def _writable(option: str, path: Path) -> Path | None:
+    """The file that a path leads to, or None for a device or a pipe, which may be given twice.
+
+    Minutes of work should not end at a folder that is not there.
+    """
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            return None  # to open a pipe would disturb its reader
         real = path.resolve()
-        if real.is_file() or real.is_dir():
-            real.open("ab").close()
-        elif not real.exists():  # else a device or a pipe, which opening might disturb
-            real.open("xb").close()
+        new = not real.exists()
+        real.open("ab").close()
+        if new:
             real.unlink()
     except (OSError, RuntimeError) as error:  # the latter for links in a circle
         rule = "must be a file that can be written, in a directory that exists"
