@@ -168,6 +168,19 @@ def test_a_wrong_peer_is_shown_and_timed_only_on_request(timed, monkeypatch, cap
     assert row.endswith("!" if timed else "WRONG")
 
 
+def test_peers_that_are_all_absent_leave_nothing_to_measure(monkeypatch, capsys):
+    from normgrad.bench import peers
+
+    class Elsewhere(WrongPeer):
+        def unavailable(self, device):
+            return "it is somewhere else"
+
+    monkeypatch.setattr(peers, "get", lambda name: Elsewhere())
+    assert cli.main([*SMALL, "--backend", "none", "--peers", "torch"]) == 2
+    words = "--peers must name somebody to measure, got torch: it is somewhere else"
+    assert words in capsys.readouterr().err
+
+
 def test_a_peer_that_fails_does_not_end_the_run(monkeypatch, capsys):
     from normgrad.bench import peers
 
@@ -221,16 +234,77 @@ def test_plain_text_in_a_pipe():
         (["--shape", "4x4"], "--op must be given with --shape"),
         (["--op", "layer_norm", "--shape", "4xx4"], "sizes joined by x"),
         (["--suite", "quick", "--peers", "nobody"], "peers must be among torch"),
+        (["--op", "layer_norm", "--shape", f"{2**59}x2"], "fewer than 2**60 elements"),
+        (["--op", "layer_norm", "--shape", "4x8", "--normalized", "5"], "from 1 to 2 axes, got 5"),
+        (["--op", "layer_norm", "--shape", "4x8", "--normalized", "0"], "from 1 to 2 axes, got 0"),
+        (["--op", "layer_norm", "--shape", "4x8", "--groups", "2"], "for all but group_norm"),
+        (["--op", "batch_norm", "--shape", "4x8", "--normalized", "1"], "for all but layer_norm"),
+        (["--op", "group_norm", "--shape", "4x8x3"], "must divide the number of channels, 8"),
+        (["--op", "group_norm", "--shape", "4x8", "--groups", "0"], "num_groups must be positive"),
+        (["--op", "batch_norm", "--shape", "8"], "input must have 2 to 8 axes"),
+        (["--op", "batch_norm", "--shape", "8x4", "--layout", "channels-last"], "for two axes"),
+        (["--op", "batch_norm", "--shape", "8x4", "--mask", "1"], "each of dx, dgamma, dbeta,"),
+        (["--op", "layer_norm", "--shape", "8x4", "--suite", "llm"], "be left out with --shape"),
+        (["--suite", "quick", "--groups", "2"], "be left out without --shape"),
         (["--suite", "quick", "--mask", "12"], "must be bits"),
+        (["--suite", "quick", "--mask", ""], "must be bits"),
+        (["--suite", "llm", "--mask", "1"], "must have a bit for each of dx, dgamma, dbeta,"),
         (["--suite", "llm", "--op", "group_norm"], "at least one row"),
         (["--suite", "quick", "--plot", "x.pdf"], ".svg or .png"),
+        (["--suite", "quick", "--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["--suite", "quick", "--seed", "-1"], "--seed must be from 0 to 4294967295, got -1"),
+        (["--suite", "quick", "--run-seconds", "-1"], "--run-seconds must be from 0 to"),
+        (["--suite", "quick", "--run-seconds", "nan"], "--run-seconds must be from 0 to"),
+        (["--suite", "quick", "--limit-seconds", "inf"], "--limit-seconds must be from 0 to"),
+        (["--suite", "quick", "--peer-seconds", "-1"], "--peer-seconds must be from 0 to"),
+        (["--suite", "quick", "--budget-seconds", "-1"], "--budget-seconds must be from 0 to"),
+        (["--suite", "quick", "--csv", "x", "--html", "./x"], "another file than that of --csv"),
         (["--suite", "quick", "--json", "nowhere/x.json"], "a directory that exists"),
-        (["--from", "nowhere.json"], "that `normgrad bench --json` wrote"),
+        (["--suite", "quick", "--backend", "none"], "--peers must name somebody to measure"),
+        (["--from", "run.json"], "--backend must be left out with --from"),
     ],
 )
-def test_wrong_options_are_refused_with_words(options, words, capsys):
+def test_wrong_options_are_refused_with_words(options, words, monkeypatch, capsys):
+    monkeypatch.setattr(timing, "timer", lambda *_: pytest.fail("something was measured"))
     assert cli.main(["bench", "--backend", "reference", *options]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "--plot", "--html"])
+def test_a_directory_is_no_file(option, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(timing, "timer", lambda *_: pytest.fail("something was measured"))
+    target = tmp_path / "run.svg"
+    target.mkdir()
+    assert cli.main([*SMALL, "--backend", "reference", option, str(target)]) == 2
+    assert f"{option} must be a file that can be written" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.svg"]  # nothing is left beside
+
+
+def test_what_is_refused_later_leaves_no_file(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    assert cli.main([*SMALL, "--mask", "1", "--json", str(path)]) == 2
+    assert not path.exists()
+    capsys.readouterr()
+
+
+def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path):
+    import os
+    import threading
+
+    from normgrad.bench.record import Record
+
+    record = Record({}, 1.0)
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(real)
+    record.write_json(link)
+    assert link.is_symlink()
+    assert json.loads(real.read_text(encoding="utf-8"))["copy_gbps"] == 1.0
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=record.write_json, args=(pipe,), daemon=True)
+    writer.start()
+    assert json.loads(pipe.read_text(encoding="utf-8"))["copy_gbps"] == 1.0
+    writer.join(10)
+    assert pipe.is_fifo()
 
 
 def test_a_backend_that_is_not_there_is_refused(capsys, install):

@@ -56,6 +56,7 @@ def test_torch_tensors_go_in_where_asked_for(capsys):
         ("of_the_moment", "other bits in 3 runs"),
         ("in_place", "it changed its operand x"),
         ("of_another_shape", "TypeError: dx has shape"),
+        ("of_another_type", "TypeError: dx is of type float64, should be float32"),
     ],
 )
 def test_wrong_functions_are_caught(function, words, capsys):
@@ -64,6 +65,15 @@ def test_wrong_functions_are_caught(function, words, capsys):
     failures = [line for line in out.splitlines() if line.startswith("FAIL ")]
     assert any(words in line for line in failures), out
     assert f"implementations:{function} layer_norm/rows float32" in out
+
+
+def test_the_type_is_that_of_data_or_weight(capsys):
+    """Float64 all over fails for float64 data in one case: the weight is float32 there."""
+    assert check("implementations:of_another_type", dtype="float64") == 1
+    out = capsys.readouterr().out
+    (failure,) = (line for line in out.splitlines() if line.startswith("FAIL "))
+    assert "/float32-statistics " in failure
+    assert "dgamma is of type float64, should be float32" in failure
 
 
 def test_a_crash_fails_its_case_and_no_other(capsys, monkeypatch):
@@ -83,6 +93,21 @@ def test_the_worst_element_is_named(capsys):
     assert ", should be " in line
 
 
+def test_a_gpu_that_is_not_there_is_said_once(monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert check("implementations:layer_norm_backward", "--arrays", "torch:cuda") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--arrays must be numpy or torch where torch can use no GPU" in captured.err
+
+
+def test_torch_tensors_without_torch(monkeypatch, capsys):
+    monkeypatch.setattr(check_foreign, "find_spec", lambda name: None)
+    assert check("implementations:layer_norm_backward", "--arrays", "torch") == 2
+    assert "--arrays needs torch: pip install torch" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("peer", ["torch", "liger", "flaggems"])
 def test_peers_without_torch(peer, monkeypatch, capsys):
     monkeypatch.setattr(check_foreign, "find_spec", lambda name: None)
@@ -97,13 +122,26 @@ def test_peers_without_torch(peer, monkeypatch, capsys):
         (["--impl", "implementations:nothing"], "must name a function of implementations"),
         (["--impl", "implementations:in_place"], "does not say which operator"),
         (["--impl", "json"], "must be a module with functions named"),
+        (["--impl", "broken:f"], "be imported (PYTHONPATH finds it), got 'broken': KeyError: 'me'"),
+        (["--impl", "leaves"], "'leaves': SystemExit: 3"),
+        (["--impl", ""], "must name a module that can be imported"),
+        (["--impl", ".relative"], "must name a module that can be imported"),
+        (["--impl", "normgrad", "--backend", "cpu"], "--backend must be left out with --impl"),
+        (["--lib", "x.so", "--backend", "cpu"], "--backend must be left out with --impl and --lib"),
+        (["--arrays", "torch"], "--arrays must be left out without --impl"),
+        (["--lib", "x.so", "--arrays", "torch"], "--arrays must be left out without --impl"),
+        (["--impl", "torch", "--arrays", "torch"], "--arrays must be left out with --impl torch"),
+        (["--repeats", "2"], "--repeats must be left out without --impl"),
         (["--impl", "normgrad", "--lib", "x.so"], "must not be given together"),
         (["--impl", "normgrad", "--repeats", "0"], "at least 1"),
         (["--lib", "no_such_file.so"], "must be a shared library that can be read"),
         (["--lib", __file__], "must export"),
     ],
 )
-def test_wrong_options_are_refused_with_words(options, words, capsys):
+def test_wrong_options_are_refused_with_words(options, words, tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken.py").write_text("{}['me']", encoding="utf-8")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
     assert cli.main(["check", *options]) == 2
     assert words in capsys.readouterr().err
 

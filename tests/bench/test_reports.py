@@ -17,13 +17,13 @@ from normgrad.bench.record import read_json
 pytest.importorskip("matplotlib")
 
 
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".PNG"])
 def test_plots_are_made(record_path, tmp_path, suffix, capsys):
     path = tmp_path / f"plot{suffix}"
     assert cli.main(["bench", "--from", str(record_path), "--plot", str(path)]) == 0
     assert f"wrote {path}" in capsys.readouterr().out
     data = path.read_bytes()
-    if suffix == ".png":
+    if suffix.lower() == ".png":
         assert data.startswith(b"\x89PNG")
         assert len(data) > 20_000
         return
@@ -163,8 +163,68 @@ def test_compare_takes_noise_and_thresholds_into_account(record_path, tmp_path, 
     capsys.readouterr()
 
 
-def test_compare_refuses_what_is_no_run(tmp_path, capsys):
+def test_a_run_that_is_nowhere_cannot_be_shown(capsys):
+    assert cli.main(["bench", "--from", "nowhere.json"]) == 2
+    assert "that `normgrad bench --json` wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--op", "layer_norm"], ["--time-wrong-peers"]], ids=str)
+def test_to_show_a_run_takes_no_options_of_measuring(options, record_path, capsys):
+    assert cli.main(["bench", "--from", str(record_path), *options]) == 2
+    assert f"{options[0]} must be left out with --from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("threshold", ["-1", "nan"])
+def test_compare_refuses_a_threshold_that_is_none(threshold, record_path, capsys):
+    words = ["compare", str(record_path), str(record_path), "--threshold", threshold]
+    assert cli.main(words) == 2
+    assert "--threshold must be at least 0" in capsys.readouterr().err
+
+
+ROW = {"op": "layer_norm", "shape": [4, 8], "dtype": "float32", "layout": "contiguous"}
+ROW |= {"mask": "111", "backend": "cpu", "median_ms": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], "got []"),
+        ({}, "got no 'environment'"),
+        ({"environment": {}, "copy_gbps": 1.0}, "got no 'rows'"),
+        ({"environment": {}, "copy_gbps": "fast", "rows": []}, "got copy_gbps 'fast'"),
+        ({"environment": {}, "copy_gbps": 0, "rows": []}, "got a time or speed of 0"),
+        ([ROW, "x"], "got row 2: 'x'"),
+        ([{}], "got row 1: no 'op'"),
+        ([ROW | {"dtype": "int3"}], "got row 1: dtype 'int3'"),
+        ([ROW | {"op": "rms_norm"}], "got row 1: op 'rms_norm'"),
+        ([ROW | {"layout": "tiled"}], "got row 1: layout 'tiled'"),
+        ([ROW | {"shape": ["4", 8]}], "got row 1: shape ['4', 8]"),
+        ([ROW | {"median_ms": "1"}], "got row 1: median_ms '1'"),
+        ([ROW | {"median_ms": True}], "got row 1: median_ms True"),
+        ([ROW | {"median_ms": 0.0}], "got row 1: a time or speed of 0"),
+        ([ROW | {"peers": {"torch": -1.0}}], "got row 1: peers {'torch': -1.0}"),
+        ([ROW | {"peers": {"torch": float("nan")}}], "got row 1: peers {'torch': nan}"),
+    ],
+    ids=str,
+)
+def test_what_is_no_run_is_refused_with_the_row(data, words, tmp_path, capsys):
+    if isinstance(data, list) and data:
+        data = {"environment": {}, "copy_gbps": 1.0, "rows": data}
     path = tmp_path / "other.json"
-    path.write_text("{}", encoding="utf-8")
-    assert cli.main(["compare", str(path), str(path)]) == 2
-    assert "normgrad bench --json" in capsys.readouterr().err
+    path.write_text(json.dumps(data), encoding="utf-8")
+    for verb in (["compare", str(path), str(path)], ["bench", "--from", str(path)]):
+        assert cli.main(verb) == 2
+        err = capsys.readouterr().err
+        assert f"{path} must be JSON that `normgrad bench --json` wrote" in err
+        assert words in err
+
+
+def test_a_row_may_lack_what_has_a_default(tmp_path, capsys):
+    path = tmp_path / "short.json"
+    rows = [ROW | {"verified": True, "peers": {"torch": 2.0}, "of_a_later_version": 1}]
+    data = {"environment": {}, "copy_gbps": 1.0, "rows": rows}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    pictures = ["--html", str(tmp_path / "short.html"), "--csv", str(tmp_path / "short.csv")]
+    assert cli.main(["bench", "--from", str(path), *pictures]) == 0
+    assert cli.main(["compare", str(path), str(path), "--relative"]) == 0
+    assert "1 same" in capsys.readouterr().out

@@ -114,11 +114,27 @@ def test_a_refusal_is_no_pass(install, capsys):
     assert f"0 passed, 0 failed, {cases} not offered" in out
 
 
-def test_check_says_so_before_working_for_a_file_it_cannot_write(tmp_path, capsys):
-    assert cli.main([*QUICK, "--json", str(tmp_path / "no" / "report.json")]) == 2
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_check_says_so_before_working_for_a_file_it_cannot_write(option, tmp_path, capsys):
+    assert cli.main([*QUICK, option, str(tmp_path / "no" / "report")]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "--json must be a file that can be written" in captured.err
+    assert f"{option} must be a file that can be written" in captured.err
+
+
+@pytest.mark.parametrize("seed", ["-1", "4294967296"])
+def test_check_refuses_a_seed_that_is_none(seed, capsys):
+    assert cli.main([*QUICK, "--seed", seed]) == 2
+    assert f"--seed must be from 0 to 4294967295, got {seed}" in capsys.readouterr().err
+
+
+def test_what_the_system_refuses_is_a_sentence(monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device", "report.json")
+
+    monkeypatch.setattr(verify, "make_problem", full)
+    assert cli.main(QUICK) == 2
+    assert "normgrad check: [Errno 28] No space left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -179,6 +195,12 @@ def test_python_dash_m_and_plain_text_in_a_pipe():
     assert "\r" not in done.stdout
     assert done.stdout.isascii()
     assert run_module("nonsense").returncode == 2
+
+
+def test_a_pipe_takes_a_report():
+    done = run_module(*QUICK, "--json", "/dev/stdout", "--html", "/dev/null")
+    assert done.returncode == 0
+    assert '"verdict": "PASS"' in done.stdout
 
 
 def test_a_reader_that_leaves_early_is_no_error():

@@ -48,7 +48,7 @@ def _change(old: Row, new: Row | None, threshold: float, relative: bool) -> Chan
     if not old.verified or old.median_ms is None:
         return Change(old.key, "mended", old.median_ms, new.median_ms, None)
     ratio = new.median_ms / old.median_ms
-    if relative and old.floor_ms > 0:
+    if relative and old.floor_ms > 0 and new.floor_ms > 0:
         ratio = (new.median_ms / new.floor_ms) / (old.median_ms / old.floor_ms)
     margin = max(threshold, (old.spread or 0.0) + (new.spread or 0.0))
     verdict: Verdict = "same"

@@ -43,7 +43,7 @@ def save(record: Record, path: Path) -> None:
     panels = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0]
     for panel, draw in zip(panels, parts, strict=True):
         draw(panel, record)
-    figure.savefig(path, dpi=140, metadata=_metadata(path.suffix))
+    figure.savefig(path, dpi=140, metadata=_metadata(path.suffix.lower()))
     pyplot.close(figure)
 
 
@@ -160,8 +160,9 @@ def _bandwidth(panel: Any, record: Record) -> None:
         place.tick_params(labelbottom=True, labelleft=True)
     for place in axes.flat[len(operators) :]:
         place.set_visible(False)
-    sizes = [row.megabytes for row in record.rows]
-    axes[0, 0].set_xlim(min(sizes) / 1.7, max(sizes) * 1.7)
+    sizes = [row.megabytes for row in record.rows if row.megabytes]
+    if sizes:
+        axes[0, 0].set_xlim(min(sizes) / 1.7, max(sizes) * 1.7)
     for place in axes.flat:
         _plain_log_ticks(place.xaxis)
     axes[0, 0].set_ylim(0, top * 1.12)

@@ -3,12 +3,18 @@
 import csv
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Final, get_args, get_origin
 
-from normgrad.bench.suites import Workload, sizes_text
+from normgrad.bench.suites import LAYOUTS, Workload, sizes_text
+from normgrad.dtypes import FLOATS
 from normgrad.errors import OptionError
+from normgrad.spec import Op
+
+# The words that a row may have where tables and pictures know only these.
+_WORDS: Final = {"op": tuple(Op), "dtype": tuple(FLOATS), "layout": LAYOUTS}
 
 
 @dataclass(slots=True)
@@ -119,7 +125,7 @@ class Record:
         for row in self.rows:
             mine = row.median_ms if given else row.alloc_ms
             theirs = row.peers.get(peer) or (row.wrong_peers.get(peer) if wrong_too else None)
-            if mine and theirs:
+            if mine and theirs and row.median_ms and row.alloc_ms:
                 by_type.setdefault(row.dtype, []).append(theirs / mine)
         return {
             dtype: math.exp(sum(map(math.log, ratios)) / len(ratios))
@@ -128,8 +134,13 @@ class Record:
 
     def write_json(self, path: Path) -> None:
         """All of it. Written beside and moved, so that a killed run leaves the last whole file."""
+        text = json.dumps(_finite(asdict(self)), indent=1) + "\n"
+        if path.exists() and not path.is_file():  # /dev/null must stay what it is
+            path.write_text(text, encoding="utf-8")
+            return
+        path = path.resolve()  # a link stays one
         beside = path.with_name(path.name + ".part")
-        beside.write_text(json.dumps(_finite(asdict(self)), indent=1) + "\n", encoding="utf-8")
+        beside.write_text(text, encoding="utf-8")
         beside.replace(path)
 
     def write_csv(self, path: Path) -> None:
@@ -148,21 +159,55 @@ def read_json(path: Path) -> Record:
     """A run that was written before, by this version or another."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        known = {one.name for one in fields(Row)}
-        rows = [
-            Row(**{name: value for name, value in row.items() if name in known})
-            for row in data["rows"]
-        ]
-        return Record(
-            data["environment"],
-            data["copy_gbps"],
-            rows,
-            data.get("settings", {}),
-            data.get("absent_peers", {}),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        rule = "must be JSON that `normgrad bench --json` wrote"
-        raise OptionError(str(path), rule, f"{type(error).__name__}: {error}") from error
+        fault = _misfit(data, Record)
+        if fault is None:
+            for place, row in enumerate(data["rows"], 1):
+                fault = fault or _misfit(row, Row, f"row {place}: ")
+    except (OSError, ValueError, RecursionError) as error:
+        fault = f"{type(error).__name__}: {error}"
+    if fault is not None:
+        raise OptionError(str(path), "must be JSON that `normgrad bench --json` wrote", fault)
+    known = {one.name for one in fields(Row)}
+    rows = [
+        Row(**{name: value for name, value in row.items() if name in known}) for row in data["rows"]
+    ]
+    more = (data.get("settings", {}), data.get("absent_peers", {}))
+    return Record(data["environment"], data["copy_gbps"], rows, *more)
+
+
+def _misfit(data: Any, kind: type[Row | Record], where: str = "") -> str | None:
+    """Why this cannot be a row or a record, or None; names that are not known are left alone."""
+    if not isinstance(data, dict):
+        return f"{where}{data!r:.80}"
+    for one in fields(kind):
+        if one.name not in data:
+            has_default = one.default is not MISSING or one.default_factory is not MISSING
+            if not has_default or one.name == "rows":
+                return f"{where}no {one.name!r}"
+            continue
+        value = data[one.name]
+        if not _fits(value, one.type) or value not in _WORDS.get(one.name, (value,)):
+            return f"{where}{one.name} {value!r:.80}"
+    times = [data.get(name) for name in ("copy_gbps", "median_ms", "alloc_ms")]
+    for name in ("peers", "wrong_peers"):
+        times += data.get(name, {}).values()
+    return f"{where}a time or speed of 0" if 0 in times else None
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value from JSON is of a field's type. No number in a record is negative."""
+    inner = get_args(kind)
+    if get_origin(kind) is UnionType:
+        return any(_fits(value, one) for one in inner)
+    if get_origin(kind) is list:
+        # Rows are looked at one by one, to be named.
+        return isinstance(value, list) and (inner == (Row,) or all(_fits(x, *inner) for x in value))
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(_fits(x, inner[1]) for x in value.values())
+    if kind is float or kind is int:
+        number = isinstance(value, int if kind is int else (int, float))
+        return number and not isinstance(value, bool) and 0 <= value < math.inf
+    return kind is Any or isinstance(value, kind)
 
 
 def _finite(value: Any) -> Any:

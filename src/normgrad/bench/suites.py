@@ -1,6 +1,7 @@
 """What is measured: named lists of rows, each an operator on one shape, type and layout."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -8,8 +9,10 @@ from typing import Final
 
 from normgrad.dtypes import FLOATS
 from normgrad.errors import OptionError
-from normgrad.spec import RESULTS, Op
+from normgrad.spec import RESULTS, Op, TensorSpec
+from normgrad.validate import validate_data
 from normgrad.verify.cases import Case
+from normgrad.verify.problem import request
 
 LAYOUTS: Final = ("contiguous", "channels-last")
 GROUPS = 32
@@ -98,18 +101,45 @@ def rows(
         # Two axes lie in one order only, and layer norm has no channels.
         if layout == "channels-last" and (len(shape) < 3 or op is Op.LAYER_NORM):
             continue
-        yield Workload(
-            Case(
-                id=text.strip(),
-                op=op,
-                shape=shape,
-                layout=layout,
-                num_groups=groups if op is Op.GROUP_NORM else 1,
-                normalized=normalized,
-                mask=mask,
-            ),
-            dtype,
+        if not 1 <= normalized <= len(shape):
+            raise OptionError("normalized", f"must be from 1 to {len(shape)} axes", normalized)
+        case = Case(
+            id=text.strip(),
+            op=op,
+            shape=shape,
+            layout=layout,
+            num_groups=groups if op is Op.GROUP_NORM else 1,
+            normalized=normalized,
+            mask=mask,
         )
+        data = TensorSpec.contiguous(shape, dtype)
+        validate_data(request(case, {"dy": data, "x": data}, {}))
+        yield Workload(case, dtype)
+
+
+def asked(
+    op: Op,
+    shapes: str,
+    dtypes: Sequence[str],
+    layouts: Sequence[str],
+    groups: int | None = None,
+    normalized: int | None = None,
+    mask: str | None = None,
+) -> list[Workload]:
+    """The rows of a command line that names shapes; each option must have an effect."""
+    for name, value, owner in (
+        ("groups", groups, Op.GROUP_NORM),
+        ("normalized", normalized, Op.LAYER_NORM),
+    ):
+        if value is not None and op is not owner:
+            raise OptionError(name, f"must be left out for all but {owner.value}", op.value)
+    groups = GROUPS if groups is None else groups
+    normalized = 1 if normalized is None else normalized
+    found = list(rows(op, shapes, dtypes, layouts, (), groups, normalized))
+    if not found:
+        rule = "must be contiguous for layer norm and for two axes"
+        raise OptionError("layout", rule, ", ".join(layouts))
+    return found if mask is None else masked(found, mask)
 
 
 def masked(workloads: Iterable[Workload], bits: str) -> list[Workload]:
@@ -117,11 +147,16 @@ def masked(workloads: Iterable[Workload], bits: str) -> list[Workload]:
     if not bits or set(bits) - {"0", "1"} or "1" not in bits:
         raise OptionError("mask", "must be bits with at least one 1, as 110", bits)
     mask = tuple(bit == "1" for bit in bits)
-    return [
+    listed = list(workloads)
+    found = [
         Workload(dataclasses.replace(one.case, mask=mask), one.dtype)
-        for one in workloads
+        for one in listed
         if len(RESULTS[one.case.op]) == len(mask)
     ]
+    if listed and not found:
+        results = dict.fromkeys(", ".join(RESULTS[one.case.op]) for one in listed)
+        raise OptionError("mask", f"must have a bit for each of {'; or of '.join(results)}", bits)
+    return found
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -132,6 +167,8 @@ def parse_shape(text: str) -> tuple[int, ...]:
         raise OptionError("shape", "must be sizes joined by x, as in 32x64x56x56", text) from None
     if not all(size > 0 for size in shape):
         raise OptionError("shape", "must have positive sizes", text)
+    if math.prod(shape) >= 2**60:  # of eight bytes each: no address space has more
+        raise OptionError("shape", "must have fewer than 2**60 elements", text)
     return shape
 
 

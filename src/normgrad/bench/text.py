@@ -29,8 +29,9 @@ def cells(row: Row, ours: bool, peers: list[str]) -> list[str]:
             line += ["WRONG" if (row.error or "").startswith("wrong") else "refused"]
             line += ["", "", "", ""]
         else:
-            line += [f"{row.median_ms:.4f}", f"{row.spread:.0%}", f"{row.floor_share:.1%}"]
-            line += [f"{row.alloc_ms:.4f}", "" if row.host_us is None else f"{row.host_us:.1f}"]
+            line += [_shown(row.median_ms, ".4f"), _shown(row.spread, ".0%")]
+            line += [_shown(row.floor_share, ".1%"), _shown(row.alloc_ms, ".4f")]
+            line += [_shown(row.host_us, ".1f")]
     for peer in peers:
         if peer in row.peers:
             line.append(f"{row.peers[peer]:.4f}")
@@ -44,6 +45,10 @@ def cells(row: Row, ours: bool, peers: list[str]) -> list[str]:
             times = row.speedup(peer)
             line.append("" if times is None else f"{times:.2f}x")
     return line
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def notes(record: Record) -> Iterator[str]:

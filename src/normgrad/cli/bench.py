@@ -22,32 +22,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the verb."""
-    what = parser.add_argument_group("what")
-    what.add_argument("--suite", choices=suites.SUITES, help="a named list of rows")
-    what.add_argument("--op", choices=[op.value for op in Op], help="one operator only")
-    what.add_argument("--shape", action="append", help="instead of a suite: as 32x64x56x56")
-    what.add_argument("--dtype", action="append", choices=list(FLOATS), help="may be repeated")
-    what.add_argument("--layout", action="append", choices=suites.LAYOUTS, help="may be repeated")
-    what.add_argument("--mask", help="wanted results as bits, as 100 for the input gradient")
-    what.add_argument("--groups", type=int, default=suites.GROUPS, help="of group norm")
-    what.add_argument("--normalized", type=int, default=1, help="how many last axes of layer norm")
-    who = parser.add_argument_group("who")
-    who.add_argument(
-        "--backend", choices=[*backends.NAMES, "none"], help="default: the best; none: peers alone"
-    )
-    who.add_argument("--peers", default="", help="torch,cudnn,compile,liger,flaggems,jax")
-    how = parser.add_argument_group("how")
-    how.add_argument("--repeats", type=int, default=30, help="timed runs of each (30)")
-    how.add_argument("--run-seconds", type=float, default=1.0, help="at most, for each (1)")
-    how.add_argument("--limit-seconds", type=float, default=30.0, help="to get a first result (30)")
-    how.add_argument(
-        "--peer-seconds", type=float, default=90.0, help="to prepare a peer's rows, all told (90)"
-    )
-    how.add_argument("--budget-seconds", type=float, help="no new row after this time")
-    how.add_argument(
-        "--time-wrong-peers", action="store_true", help="time them all the same, marked with !"
-    )
-    how.add_argument("--seed", type=int, default=0, help="other random numbers")
+    _add_measuring(parser)
     result = parser.add_argument_group("result")
     result.add_argument(
         "--from", metavar="JSON", dest="source", type=Path, help="measure nothing: show this run"
@@ -58,9 +33,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     result.add_argument("--html", metavar="FILE", type=Path, help="one self-contained page")
 
 
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    """Those that say what to measure, and how."""
+    what = parser.add_argument_group("what")
+    what.add_argument("--suite", choices=suites.SUITES, help="a named list of rows")
+    what.add_argument("--op", choices=[op.value for op in Op], help="one operator only")
+    what.add_argument("--shape", action="append", help="instead of a suite: as 32x64x56x56")
+    what.add_argument("--dtype", action="append", choices=list(FLOATS), help="may be repeated")
+    what.add_argument("--layout", action="append", choices=suites.LAYOUTS, help="may be repeated")
+    what.add_argument("--mask", help="wanted results as bits, as 100 for the input gradient")
+    what.add_argument("--groups", type=int, help=f"of group norm ({suites.GROUPS})")
+    what.add_argument("--normalized", type=int, help="how many last axes of layer norm (1)")
+    who = parser.add_argument_group("who")
+    who.add_argument(
+        "--backend", choices=[*backends.NAMES, "none"], help="default: the best; none: peers alone"
+    )
+    who.add_argument("--peers", default="", help="torch,cudnn,compile,liger,flaggems,jax")
+    how = parser.add_argument_group("how")
+    how.add_argument("--repeats", type=int, default=30, help="timed runs of each, at least 1 (30)")
+    how.add_argument(
+        "--run-seconds", type=float, default=1.0, help="at most, for each; 0: the fewest runs (1)"
+    )
+    how.add_argument(
+        "--limit-seconds", type=float, default=30.0, help="to get a first result; 0: no limit (30)"
+    )
+    how.add_argument(
+        "--peer-seconds",
+        type=float,
+        default=90.0,
+        help="to prepare a peer's rows, all told; 0: no limit (90)",
+    )
+    how.add_argument("--budget-seconds", type=float, help="no new row after this time; 0: no limit")
+    how.add_argument(
+        "--time-wrong-peers", action="store_true", help="time them all the same, marked with !"
+    )
+    how.add_argument("--seed", type=int, default=0, help="other random numbers")
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write; 1 if one of our results was wrong or could not be had."""
-    _check_targets(args)
+    if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
+        raise OptionError("--plot", "must end in .svg or .png", args.plot)
     if args.source:
         return _show(args)
     try:
@@ -131,6 +144,13 @@ def _show(args: argparse.Namespace) -> int:
     """The table, notes and pictures of a run that was written before."""
     from normgrad.bench.record import read_json
 
+    plain = argparse.ArgumentParser()
+    _add_measuring(plain)
+    for name, default in vars(plain.parse_args([])).items():
+        value = getattr(args, name)
+        if value != default:
+            rule = "must be left out with --from, which measures nothing"
+            raise OptionError(f"--{name.replace('_', '-')}", rule, value)
     record = read_json(args.source)
     ours = any(row.backend != "none" for row in record.rows)
     lines = terminal.Lines(text.header(ours, record.peer_names))
@@ -159,35 +179,27 @@ def _workloads(args: argparse.Namespace, backend: str | None, device: str) -> li
     if args.shape:
         if args.op is None:
             raise OptionError("--op", "must be given with --shape", None)
-        op = Op(args.op)
+        if args.suite is not None:
+            raise OptionError("--suite", "must be left out with --shape", args.suite)
         dtypes = args.dtype or ["float32"]
         layouts = args.layout or ["contiguous"]
-        shapes = ",".join(args.shape)
-        made = suites.rows(op, shapes, dtypes, layouts, (), args.groups, args.normalized)
-        found = list(made)
-    else:
-        default = "quick" if backend == "reference" else "all"
-        found = [
-            one
-            for one in suites.suite(args.suite or default, device)
-            if (args.op is None or one.case.op == args.op)
-            and (args.dtype is None or one.dtype in args.dtype)
-            and (args.layout is None or one.case.layout in args.layout)
-        ]
-    if args.mask:
-        found = suites.masked(found, args.mask)
+        sizes = (args.groups, args.normalized, args.mask)
+        return suites.asked(Op(args.op), ",".join(args.shape), dtypes, layouts, *sizes)
+    for name in ("groups", "normalized"):
+        if getattr(args, name) is not None:
+            rule = "must be left out without --shape: the rows of a suite have their own"
+            raise OptionError(f"--{name}", rule, getattr(args, name))
+    default = "quick" if backend == "reference" else "all"
+    found = [
+        one
+        for one in suites.suite(args.suite or default, device)
+        if (args.op is None or one.case.op == args.op)
+        and (args.dtype is None or one.dtype in args.dtype)
+        and (args.layout is None or one.case.layout in args.layout)
+    ]
     if not found:
         raise OptionError("the options", "must leave at least one row", "none")
-    return found
-
-
-def _check_targets(args: argparse.Namespace) -> None:
-    """Say what cannot be written before minutes are spent."""
-    for path in (args.json, args.csv, args.plot, args.html):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise OptionError(str(path), "must be in a directory that exists", path.parent)
-    if args.plot is not None and args.plot.suffix not in (".svg", ".png"):
-        raise OptionError("--plot", "must end in .svg or .png", args.plot)
+    return found if args.mask is None else suites.masked(found, args.mask)
 
 
 def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple[Session, Record]":
@@ -205,6 +217,9 @@ def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple
         for name, peer in asked.items()
         if (reason := peer.unavailable(device)) is not None
     }
+    if backend is None and len(absent) == len(asked):
+        listed = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
+        raise OptionError("--peers", "must name somebody to measure", listed or "nobody")
     timer = timing.timer(device, args.repeats, args.run_seconds)
     session = Session(
         backend,

@@ -4,12 +4,16 @@ import argparse
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from normgrad import verify
 from normgrad.cli import check_report, terminal
 from normgrad.errors import OptionError
 from normgrad.verify import foreign, isolate
 from normgrad.verify.foreign import Outcome
+
+# Peers of the benchmark that --impl knows by name.
+_PEERS: Final = ("torch", "liger", "flaggems")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,31 +27,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     others.add_argument("--lib", metavar="FILE", type=Path, help="libinfiniop.so or libopapi_nn.so")
     others.add_argument(
         "--arrays",
-        default="numpy",
         choices=("numpy", "torch", "torch:cuda"),
         help="what --impl functions take (numpy)",
     )
-    others.add_argument("--repeats", type=int, default=3, help="runs that must agree in bits (3)")
+    others.add_argument("--repeats", type=int, help="runs of --impl that must agree in bits (3)")
 
 
 def asked(args: argparse.Namespace) -> bool:
-    """Whether the options are about somebody else."""
-    return bool(args.impl or args.lib)
+    """Whether the options are about somebody else; one that would have no effect is refused."""
+    foreign_code = args.impl is not None or args.lib is not None
+    if foreign_code and args.backend is not None:
+        raise OptionError("--backend", "must be left out with --impl and --lib", args.backend)
+    for name in ("arrays", "repeats"):
+        value = getattr(args, name)
+        if value is not None and args.impl is None:
+            raise OptionError(f"--{name}", "must be left out without --impl", value)
+    if args.arrays is not None and args.impl in _PEERS:
+        rule = f"must be left out with --impl {args.impl}, which takes torch tensors"
+        raise OptionError("--arrays", rule, args.arrays)
+    return foreign_code
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine, print, write; 1 if anything fails or nothing could run."""
-    if args.impl and args.lib:
+    if args.impl is not None and args.lib is not None:
         raise OptionError("--impl and --lib", "must not be given together", args.impl)
-    if args.repeats < 1:
-        raise OptionError("--repeats", "must be at least 1", args.repeats)
     outcomes = list(_library(args) if args.lib else _functions(args))
     return check_report.finish(args, outcomes)
 
 
 def _functions(args: argparse.Namespace) -> Iterable[Outcome]:
     # Made here too: a name that leads nowhere is said before a process starts.
-    implementation = _implementation(args.impl, args.op, args.arrays)
+    arrays = args.arrays or "numpy"
+    _check_arrays(arrays)
+    implementation = _implementation(args.impl, args.op, arrays)
     offered = getattr(implementation, "functions", None)
     dtypes = [args.dtype] if args.dtype else list(verify.DTYPES)
     jobs = [
@@ -57,14 +70,27 @@ def _functions(args: argparse.Namespace) -> Iterable[Outcome]:
         if offered is None or case.op in offered
     ]
     blanks = [foreign.blank_outcome(case, dtype, args.impl) for case, dtype in jobs]
-    recipe = (args.impl, args.op, args.arrays, jobs, args.seed, args.repeats)
+    recipe = (args.impl, args.op, arrays, jobs, args.seed, args.repeats or 3)
     yield from terminal.progress(
         isolate.run(_worker, recipe, blanks), "checking", total=len(blanks)
     )
 
 
+def _check_arrays(arrays: str) -> None:
+    """What every case would fail for is said once."""
+    if arrays == "numpy":
+        return
+    if find_spec("torch") is None:
+        raise OptionError("--arrays", "needs torch: pip install torch", arrays)
+    import torch
+
+    if arrays == "torch:cuda" and not torch.cuda.is_available():
+        rule = "must be numpy or torch where torch can use no GPU"
+        raise OptionError("--arrays", rule, arrays)
+
+
 def _implementation(target: str, op: str | None, arrays: str) -> foreign.Implementation:
-    if target in ("torch", "liger", "flaggems"):
+    if target in _PEERS:
         if find_spec("torch") is None:
             rule = "needs torch: pip install torch"
             raise OptionError("--impl", rule, target)

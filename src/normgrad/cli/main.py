@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from normgrad import __version__
+from normgrad.cli import rules
 from normgrad.errors import NormgradError
 
 # verb: what it is for. Each has a module of its name with `add_arguments(parser)` and `run(args)`.
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             modules[verb].add_arguments(sub)
     args = parser.parse_args(arguments)
     try:
+        rules.check(args)
         code: int = modules[args.verb].run(args)
         sys.stdout.flush()
     except NormgradError as error:
@@ -46,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough, as `| head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # it names the file: one that cannot be made, or a full disk
+        print(f"normgrad {args.verb}: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     return code

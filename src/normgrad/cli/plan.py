@@ -24,10 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", required=True, help="as 64x256x56x56")
     parser.add_argument("--dtype", choices=list(FLOATS), default="bfloat16", help="of the data")
     parser.add_argument("--layout", choices=suites.LAYOUTS, default=suites.LAYOUTS[0])
-    parser.add_argument("--groups", type=int, default=suites.GROUPS, help="of group norm")
-    parser.add_argument(
-        "--normalized", type=int, default=1, help="how many last axes of layer norm"
-    )
+    parser.add_argument("--groups", type=int, help=f"of group norm ({suites.GROUPS})")
+    parser.add_argument("--normalized", type=int, help="how many last axes of layer norm (1)")
     parser.add_argument("--mask", help="wanted results as bits, as 100 for the input gradient")
     parser.add_argument("--inference", action="store_true", help="of batch norm")
     parser.add_argument(
@@ -48,33 +46,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _workload(args: argparse.Namespace) -> suites.Workload:
-    found = list(
-        suites.rows(
-            Op(args.op),
-            args.shape,
-            (args.dtype,),
-            (args.layout,),
-            groups=args.groups,
-            normalized=args.normalized,
-        )
-    )
+    op = Op(args.op)
+    sizes = (args.groups, args.normalized, args.mask)
+    found = suites.asked(op, args.shape, (args.dtype,), (args.layout,), *sizes)
     if len(found) != 1:
-        if "," in args.shape:
-            raise OptionError("shape", "must be one shape", args.shape)
-        rule = "must be contiguous for layer norm and for two axes"
-        raise OptionError("layout", rule, args.layout)
-    rank = len(found[0].case.shape)
-    if not 1 <= args.normalized <= rank:
-        raise OptionError("normalized", f"must be from 1 to {rank} axes", args.normalized)
-    if args.inference and found[0].case.op is not Op.BATCH_NORM:
+        raise OptionError("shape", "must be one shape", args.shape)
+    if args.inference and op is not Op.BATCH_NORM:
         raise OptionError("inference", "must be left out for all but batch_norm", args.op)
-    if args.mask is None:
-        return found[0]
-    wanted = suites.masked(found, args.mask)
-    if not wanted:
-        rule = f"must have a bit for each of {', '.join(RESULTS[found[0].case.op])}"
-        raise OptionError("mask", rule, args.mask)
-    return wanted[0]
+    return found[0]
 
 
 def program_of(spec: Spec, device: Device) -> Program:

@@ -172,14 +172,16 @@ class FunctionImplementation:
         if array is None:
             msg = f"it returned None for {role}, which is wanted"
             raise TypeError(msg)
-        found = from_array(array if self.device else np.asarray(array), self.device)
-        dtype = str(array.dtype).removeprefix("torch.")
+        given = array if self.device else np.asarray(array)
+        found = from_array(given, self.device)
+        dtype = str(given.dtype).removeprefix("torch.")
         shape = problem.case.shape if role == "dx" else result_shape(problem.spec, role)
         if tuple(found.shape) != shape:
             msg = f"{role} has shape {tuple(found.shape)}, should be {shape}"
             raise TypeError(msg)
-        if dtype not in hostmem.STORAGE:
-            msg = f"{role} is of type {dtype}"
+        # Part of the contract, as the shape is: numbers that were never rounded pass too easily.
+        if dtype != problem.result_dtypes[role]:
+            msg = f"{role} is of type {dtype}, should be {problem.result_dtypes[role]}"
             raise TypeError(msg)
         return hostmem.widen(found, dtype)
 
@@ -208,9 +210,10 @@ def load(target: str, op: str | None, arrays: str) -> FunctionImplementation:
     module_name, _, function_name = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (Exception, SystemExit) as error:  # whatever its code raises, or a script that exits
         rule = "must name a module that can be imported (PYTHONPATH finds it)"
-        raise OptionError("--impl", rule, f"{module_name}: {error}") from error
+        reason = f"{module_name!r}: {type(error).__name__}: {error}"
+        raise OptionError("--impl", rule, reason) from error
     if not function_name:
         named = {each: getattr(module, f"{each}_backward", None) for each in Op}
         functions = {each: found for each, found in named.items() if callable(found)}

@@ -1,0 +1,62 @@
+"""What options of several verbs may be: looked at once for all, before any work."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Final
+
+from normgrad.errors import OptionError
+
+# From, to. Seeds: torch's is of 64 bits, and half of them tell the rows apart. Seconds: the
+# clock that interrupts a contender counts no further.
+_RANGES: Final[dict[str, tuple[float, float]]] = {
+    "repeats": (1, math.inf),
+    "seed": (0, 2**32 - 1),
+    "run_seconds": (0, 10**9),
+    "limit_seconds": (0, 10**9),
+    "peer_seconds": (0, 10**9),
+    "budget_seconds": (0, 10**9),
+    "threshold": (0, math.inf),
+}
+_TARGETS: Final = ("json", "csv", "plot", "html")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise the first broken rule about numbers and files."""
+    for name, (low, high) in _RANGES.items():
+        value = getattr(args, name, None)
+        if value is not None and not low <= value <= high:  # nan is in no range
+            rule = (
+                f"must be at least {low}" if high == math.inf else f"must be from {low} to {high}"
+            )
+            raise OptionError(f"--{name.replace('_', '-')}", rule, value)
+    taken: dict[Path, str] = {}
+    for name in _TARGETS:
+        path = getattr(args, name, None)
+        if path is not None:
+            real = _writable(f"--{name}", path)
+            if real is not None and real in taken:
+                rule = f"must be another file than that of {taken[real]}"
+                raise OptionError(f"--{name}", rule, path)
+            if real is not None:
+                taken[real] = f"--{name}"
+
+
+def _writable(option: str, path: Path) -> Path | None:
+    """The file that a path leads to, or None for a device or a pipe, which may be given twice.
+
+    Minutes of work should not end at a folder that is not there.
+    """
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            return None  # to open a pipe would disturb its reader
+        real = path.resolve()
+        new = not real.exists()
+        real.open("ab").close()
+        if new:
+            real.unlink()
+    except (OSError, RuntimeError) as error:  # the latter for links in a circle
+        rule = "must be a file that can be written, in a directory that exists"
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(option, rule, f"{path} ({reason})") from error
+    return real
