@@ -38,7 +38,7 @@ def _strips(rows: int, cols: int, itemsize: int, device: Device, writes: bool) -
     if writes:
         tile_rows, width, per, stages = 1, _TILE, 4, 3
     elif rows < _SOME_ROWS:
-        tile_rows, width, per, stages = 4, 2048 // itemsize, 0.5, 3
+        tile_rows, width, per, stages = 4, 2048 // itemsize, 0, 3
     elif rows < _MANY_ROWS:
         tile_rows, width, per, stages = 64, 64, 0.5, 1
     else:
