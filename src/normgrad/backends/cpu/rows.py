@@ -145,9 +145,12 @@ def factor(fmt, factors, row, which):
 @jit.inner
 def four_rows(
     fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns, factors, writing,
-    adding, streaming,
+    adding, streaming, asking,
 ):  # fmt: skip
-    """The second pass over four rows: gradients, and the parameters' share of them."""
+    """The second pass over four rows: gradients, and the parameters' share of them.
+
+    Without gradients it is the first: the next four rows are asked for, if they are far away.
+    """
     width = lanes(fmt)
     step = width * size_of(fmt)
     unit = width * size_of(flat)
@@ -175,6 +178,10 @@ def four_rows(
         t1 = load(fmt, x + x_step) - vm1
         t2 = load(fmt, x + 2 * x_step) - vm2
         t3 = load(fmt, x + 3 * x_step) - vm3
+        if asking:
+            for one in range(4, 8):
+                prefetch(dy + one * dy_step)
+                prefetch(x + one * x_step)
         w0 = d0 * vs0
         w1 = d1 * vs1
         w2 = d2 * vs2
@@ -266,6 +273,7 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
     x_step = params[slots.X + slots.BY_OUTER]
     dx_step = params[slots.DX + slots.BY_OUTER]
     streaming = params[slots.STREAM_DX] != 0
+    asking = params[slots.ASKS] != 0
     inverse = 1.0 / count(params, workspace)
     factors = workspace + params[slots.AT_COEFFICIENTS]
     factors += index * 4 * FACTORS
@@ -325,7 +333,7 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
             if some == 4:
                 column = four_rows(
                     fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns, factors,
-                    writing, adding, aligned,
+                    writing, adding, aligned, asking,
                 )  # fmt: skip
             for one in range(some):
                 if column < columns:

@@ -79,7 +79,7 @@ WIDTH: Final = 90  # columns of such a row: FOLDED * COLUMNS
 
 FAR: Final = 92  # lines are asked for ahead: channels first in writing, last in adding four
 
-ASKS: Final = 93  # the next slab is asked for while one is written
+ASKS: Final = 93  # the next slab is asked for while one is written, rows while some are added
 
 BACKWARDS: Final = 94  # rows are written from the last on: what was summed last may be in the cache
 
