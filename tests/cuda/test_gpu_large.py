@@ -88,8 +88,10 @@ def test_element_stage_of_5_billion_elements():
     [
         ((256, 1024, 112, 112), "resident planes"),  # 3.3 billion, 6 MB of x for each channel
         ((1024, 256, 96, 128), "two passes (planes)"),  # 3.2 billion, 25 MB
+        ((64, 4800, 101, 101), "resident planes"),  # 3.1 billion, in windows
+        ((1024, 256, 97, 127), "two passes (planes)"),
     ],
-    ids=["resident", "two passes"],
+    ids=["resident", "two passes", "resident windows", "two passes in windows"],
 )
 def test_batch_norm(shape, strategy):
     if device_of(0).multiprocessors >= 132:
