@@ -1,8 +1,8 @@
 """The kernels in Triton's interpreter against the float64 truth, on a machine without a GPU.
 
 Each run has a process of its own: what a kernel is gets decided when Triton is imported. Kernels
-whose blocks wait for each other run in two phases, all sums before all gradients; the device that
-is planned for has two multiprocessors, so that small cases have teams and loops too.
+whose blocks wait for each other run in phases, all sums before all gradients; the device that is
+planned for has few multiprocessors, so that small cases have teams and loops too.
 """
 
 import json

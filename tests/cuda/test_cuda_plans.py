@@ -1,5 +1,7 @@
 """Kernel plans as pure functions: no GPU, no Triton."""
 
+import dataclasses
+
 import pytest
 from cuda_plans import (
     BYTES,
@@ -16,11 +18,11 @@ from cuda_plans import (
 
 from normgrad import verify
 from normgrad.backends.cuda.device import INTERPRETER, KNOWN
-from normgrad.backends.cuda.program import Fill, Ref
+from normgrad.backends.cuda.program import Builder, Fill, Ref
 from normgrad.backends.cuda.tiles import alignment, cut, power_of_two, share_out
 from normgrad.bench.suites import suite
 from normgrad.cli.plan import program_of, spec_of
-from normgrad.spec import ROLES
+from normgrad.spec import RESULTS, ROLES
 
 DEVICES = {**KNOWN, "interpreter": INTERPRETER}
 SUITE = suite("h200", "cuda")
@@ -342,10 +344,19 @@ def test_nothing_reads_the_data_once_dx_is_written(known):
             assert not roles(step) & {"x", "dy"}, name
 
 
-def test_pieces_of_the_workspace_lie_apart_and_inside(known):
-    _, found = known
+def test_pieces_of_the_workspace_lie_apart_and_inside(known, monkeypatch):
+    device, found = known
+    pieces = []
+
+    def noted(builder, count, dtype):
+        ref = scratch(builder, count, dtype)
+        pieces.append((ref.offset, ref.offset + count * BYTES[dtype]))
+        return ref
+
+    scratch = Builder.scratch
+    monkeypatch.setattr(Builder, "scratch", noted)
     for name, program in found.items():
-        offsets = set()
+        starts = set()
         for step in program.steps:
             given = [step.target] if isinstance(step, Fill) else dict(step.arguments).values()
             for ref in given:
@@ -353,8 +364,19 @@ def test_pieces_of_the_workspace_lie_apart_and_inside(known):
                     # The second of two sums starts right after the first.
                     assert ref.offset % BYTES[ref.dtype] == 0, name
                     assert 0 <= ref.offset < program.workspace_bytes, name
-                    offsets.add(ref.offset)
-        assert bool(offsets) == (program.workspace_bytes > 0), name
+                    starts.add(ref.offset)
+        assert bool(starts) == (program.workspace_bytes > 0), name
+    for workload in SUITE:
+        for mask in MASKS if len(RESULTS[workload.case.op]) == 3 else ((),):
+            pieces.clear()
+            case = dataclasses.replace(workload.case, mask=mask)
+            program = program_of(spec_of(case, workload.dtype), device)
+            programs = [one for one in (program, program.unaligned) if one is not None]
+            ends = [0]
+            for start, end in pieces:  # one program after another
+                assert start >= ends[-1] or start == 0, workload.name
+                ends.append(end)
+            assert max(ends) <= max(one.workspace_bytes for one in programs), workload.name
 
 
 def test_every_result_is_written(known):

@@ -1,4 +1,4 @@
-"""Compiles and launches the steps of a program, on a GPU or in Triton's interpreter."""
+"""Compiles and launches the steps of a program on a GPU; `interpret` runs them without one."""
 
 import ctypes
 import functools

@@ -157,7 +157,7 @@ class Cut:
 
 
 def _blocks(data: Slabs) -> tuple[Block, ...]:
-    """Four, two and three times one of a multiprocessor of an H200.
+    """To choose from: four on a multiprocessor of an H200, two, or one.
 
     The fourth has tiles of one vector a thread, whose sums take few registers: slabs of 51 MB fit.
     It does not stream (5 to 7 points behind). With more tiles held it spills. The last is for small
