@@ -57,6 +57,14 @@ def digest() -> str:
         dy, x = _arrays((2101, 130), dtype, rng)
         rows = [rng.random((2101, 1)).astype(np.float32) for _ in range(2)]
         add(functional.layer_norm_backward(dy, x, (130,), *rows, backend="cpu"))
+        dy, x = _arrays((21, 30_001), dtype, rng)  # strips of columns
+        rows = [rng.random((21, 1)).astype(np.float32) for _ in range(2)]
+        sums = (False, True, True)
+        add(
+            functional.layer_norm_backward(
+                dy, x, (30_001,), *rows, output_mask=sums, backend="cpu"
+            )[1:]
+        )
     return found.hexdigest()
 
 

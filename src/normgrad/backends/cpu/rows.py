@@ -144,7 +144,7 @@ def factor(fmt, factors, row, which):
 
 @jit.inner
 def four_rows(
-    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns, factors, writing,
+    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns, factors, writing,
     adding, streaming, asking,
 ):  # fmt: skip
     """The second pass over four rows: gradients, and the parameters' share of them.
@@ -154,7 +154,7 @@ def four_rows(
     width = lanes(fmt)
     step = width * size_of(fmt)
     unit = width * size_of(flat)
-    sums_xhat = sums + columns * size_of(flat)
+    sums_xhat = sums + apart
     vm0, vm1 = factor(fmt, factors, 0, 0), factor(fmt, factors, 1, 0)
     vm2, vm3 = factor(fmt, factors, 2, 0), factor(fmt, factors, 3, 0)
     vs0, vs1 = factor(fmt, factors, 0, 1), factor(fmt, factors, 1, 1)
@@ -236,12 +236,12 @@ def four_rows(
 
 
 @jit.inner
-def one_row(fmt, flat, dy, x, dx, gamma, sums, first, columns, factors, writing, adding):
+def one_row(fmt, flat, dy, x, dx, gamma, sums, apart, first, columns, factors, writing, adding):
     """The second pass over one row, from some column on."""
     width = lanes(fmt)
     vm, vs = factor(fmt, factors, 0, 0), factor(fmt, factors, 0, 1)
     vb, vc = factor(fmt, factors, 0, 2), factor(fmt, factors, 0, 3)
-    sums_xhat = sums + columns * size_of(flat)
+    sums_xhat = sums + apart
     column = first
     while column < columns:
         part = min(width, columns - column)
@@ -284,7 +284,8 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
         group = block % groups
         row = block // groups * params[slots.BLOCK]
         end = min(row + params[slots.BLOCK], params[slots.ROWS])
-        sums = workspace + params[slots.AT_PARTS] + block * 2 * columns * size_of(flat)
+        apart = columns * size_of(flat)  # of the two sums of a column
+        sums = workspace + params[slots.AT_PARTS] + block * 2 * apart
         gamma = all_gamma + group * columns * size_of(flat)
         inside = group * columns * size_of(fmt)
         dy = place(params, addresses, workspace, slots.DY) + row * dy_step + inside
@@ -332,15 +333,15 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
             column = 0
             if some == 4:
                 column = four_rows(
-                    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, columns, factors,
-                    writing, adding, aligned, asking,
+                    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns,
+                    factors, writing, adding, aligned, asking,
                 )  # fmt: skip
             for one in range(some):
                 if column < columns:
                     here, here_x = dy + one * dy_step, x + one * x_step
                     one_row(
-                        fmt, flat, here, here_x, dx + one * dx_step, gamma, sums, column, columns,
-                        factors + one * FACTORS, writing, adding,
+                        fmt, flat, here, here_x, dx + one * dx_step, gamma, sums, apart, column,
+                        columns, factors + one * FACTORS, writing, adding,
                     )  # fmt: skip
             dy += some * dy_step
             x += some * x_step
@@ -358,3 +359,52 @@ def rows(fmt, flat):
         return row_blocks(fmt, flat, params, addresses, workspace, argument, index)
 
     return rows_task
+
+
+@jit.inner
+def row_strip(fmt, flat, params, addresses, workspace, index):
+    """The parameters' share of some columns of all rows, which are few and have no gradients."""
+    columns = params[slots.WIDTH]
+    rows = params[slots.ROWS]
+    first = index * params[slots.PIECE]
+    part = min(params[slots.PIECE], columns - first)
+    apart = columns * size_of(flat)
+    sums = workspace + params[slots.AT_PARTS] + first * size_of(flat)
+    fill(flat, sums, 0.0, part)
+    fill(flat, sums + apart, 0.0, part)
+    factors = workspace + params[slots.AT_COEFFICIENTS] + index * 4 * FACTORS
+    dy_step = params[slots.DY + slots.BY_OUTER]
+    x_step = params[slots.X + slots.BY_OUTER]
+    dy = place(params, addresses, workspace, slots.DY) + first * size_of(fmt)
+    x = place(params, addresses, workspace, slots.X) + first * size_of(fmt)
+    asking = params[slots.ASKS] != 0
+    row = 0
+    while row < rows:
+        some = 4 if rows - row >= 4 else 1
+        for one in range(some):
+            row_statistics(params, addresses, workspace, row + one, factors + one * FACTORS)
+        column = 0
+        if some == 4:
+            column = four_rows(
+                fmt, flat, dy, x, 0, dy_step, x_step, 0, 0, sums, apart, part, factors, False, True,
+                False, asking,
+            )  # fmt: skip
+        for one in range(some):
+            if column < part:
+                one_row(
+                    fmt, flat, dy + one * dy_step, x + one * x_step, 0, 0, sums, apart, column,
+                    part, factors + one * FACTORS, False, True,
+                )  # fmt: skip
+        dy += some * dy_step
+        x += some * x_step
+        row += some
+    return 0
+
+
+def row_strips(fmt, flat):
+    """The task for strips of columns."""
+
+    def row_strips_task(params, addresses, workspace, argument, index, after):
+        return row_strip(fmt, flat, params, addresses, workspace, index)
+
+    return row_strips_task

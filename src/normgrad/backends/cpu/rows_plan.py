@@ -57,6 +57,9 @@ def rows(program: "Program") -> None:
     program.stream(columns)
     # 16384x768 in float32 without dx takes 2.6 to 3.0 ms so, 3.4 without; in the cache it costs.
     params[slots.ASKS] = int(program.spec.dx is None and program.large())
+    if _in_strips(program):
+        _strips(program, columns)
+        return
     blocks = groups * ceil_div(rows, cut_blocks(program, groups, rows, columns, joined=wants))
     gamma_slot = len(params)
     gamma = program.spec.gamma
@@ -86,3 +89,33 @@ def rows(program: "Program") -> None:
     else:
         channels = ceil_div(geometry.parameters, sizes.JOINED_COLUMNS)
         program.phase("join_channels", channels, program.flat)
+
+
+def _in_strips(program: "Program") -> bool:
+    """Whether parameter gradients alone are wanted, of few rows of many columns.
+
+    Blocks of rows would each have sums as long as a row, to be written and joined.
+    """
+    geometry, spec = program.geometry, program.spec
+    return (
+        spec.dx is None
+        and spec.dgamma is not None
+        and geometry.groups == geometry.inner == 1
+        and sizes.ROW_STRIP_LEAST <= geometry.outer <= sizes.BLOCK_ROWS
+        and geometry.channels >= 2 * sizes.ROW_STRIP
+    )
+
+
+def _strips(program: "Program", columns: int) -> None:
+    """Some columns of all rows in each task, joined as a single block is."""
+    params = program.params
+    work = ceil_div(columns, sizes.ROW_STRIP)
+    params[slots.PIECE] = sizes.ROW_STRIP
+    params[slots.BLOCKS] = 1
+    params[slots.AT_PARTS] = program.reserve(2 * columns * program.flat.itemsize)
+    params[slots.AT_SUMS] = program.reserve(columns * 8)
+    params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * FACTORS)
+    program.phase("row_strips", work, program.format, program.flat)
+    params[slots.CHUNK] = sizes.JOINED_COLUMNS
+    params[slots.CHUNKS] = ceil_div(columns, sizes.JOINED_COLUMNS)
+    program.phase("join_rows", params[slots.CHUNKS], program.flat)

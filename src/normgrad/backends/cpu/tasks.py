@@ -32,6 +32,7 @@ _FACTORIES: dict[str, Any] = {
     "join_samples": blocks.join_samples,
     "samples": blocks.samples,
     "rows": rows.rows,
+    "row_strips": rows.row_strips,
     "spread_gamma": row_joins.spread_gamma,
     "join_rows": row_joins.join_rows,
     "join_channels": row_joins.join_channels,

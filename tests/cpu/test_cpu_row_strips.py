@@ -1,0 +1,82 @@
+"""Layer norm of few long rows without dx: strips of columns down all rows."""
+
+import numpy as np
+import pytest
+
+from normgrad import functional, verify
+from normgrad.cli.plan import spec_of
+from normgrad.plan import make_plan
+from normgrad.spec import Op
+
+pytest.importorskip("numba")
+SUMS, DGAMMA, DBETA = (False, True, True), (False, True, False), (False, False, True)
+
+
+def phases(shape, mask, dtype="float32"):
+    case = verify.Case(id="strips", op=Op.LAYER_NORM, shape=shape, mask=mask)
+    return [one.split()[0] for one in make_plan(spec_of(case, dtype), "cpu").config.phases]
+
+
+def test_which_rows_are_taken_in_strips():
+    assert phases((20, 65536), SUMS) == ["row_strips", "join_rows"]
+    assert phases((8, 4096), DGAMMA) == ["row_strips", "join_rows"]
+    for shape, mask in (
+        ((20, 65536), (True, True, True)),
+        ((20, 65536), DBETA),  # reads dy alone
+        ((7, 65536), SUMS),
+        ((129, 65536), SUMS),  # one float32 sum would have too many terms
+        ((20, 4095), SUMS),
+    ):
+        assert "row_strips" not in phases(shape, mask), shape
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_parameter_gradients_of_few_long_rows(dtype):
+    # Rows by fours and left over; columns that fill strips, vectors, or neither.
+    for shape in ((8, 4096), (21, 5003), (128, 4100), (11, 20000)):
+        for mask in (SUMS, DGAMMA):
+            case = verify.Case(id="strips", op=Op.LAYER_NORM, shape=shape, mask=mask)
+            problem = verify.make_problem(case, dtype, 0)
+            for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):
+                assert measured.ok, (shape, mask, measured)
+            assert "row_strips" in phases(shape, mask, dtype)
+
+
+def test_rows_with_gaps_and_results_with_strides():
+    rng = np.random.default_rng(2)
+    x, dy = (rng.standard_normal((9, 9000)).astype("f4")[:, 17:8000] for _ in range(2))
+    mean, rstd = x.mean(1), 1 / x.std(1)
+    room = np.full((2, 2, x.shape[1]), np.nan, "f4")
+    out = (None, room[0, 1], np.full(3 * x.shape[1], np.nan, "f4")[::3])
+    sums = {"output_mask": SUMS}
+    want = functional.layer_norm_backward(
+        dy, x, x.shape[1], mean, rstd, backend="reference", **sums
+    )
+    functional.layer_norm_backward(dy, x, x.shape[1], mean, rstd, out=out, backend="cpu", **sums)
+    for got, expected in zip(out[1:], want[1:], strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    assert np.isnan(room[0, 0]).all()
+    assert np.isnan(room[1]).all()
+
+
+# Strips so narrow that small data have several, without the compiler: bounds are checked.
+NARROW = """
+from normgrad import verify
+from normgrad.backends.cpu import sizes
+from normgrad.plan import make_plan
+from normgrad.spec import Op
+
+sizes.ROW_STRIP = 48
+for shape in ((8, 96), (9, 131), (14, 200)):
+    for dtype in ("float32", "bfloat16"):
+        case = verify.Case(id="n", op=Op.LAYER_NORM, shape=shape, mask=(False, True, True))
+        problem = verify.make_problem(case, dtype, 0)
+        for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):
+            assert measured.ok, (shape, dtype, measured)
+        assert make_plan(problem.spec, "cpu").config.phases[0].startswith("row_strips")
+print("done")
+"""
+
+
+def test_strips_stay_in_bounds(python):
+    assert python("-c", NARROW, NUMBA_DISABLE_JIT="1").strip() == "done"
