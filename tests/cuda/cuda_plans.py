@@ -2,10 +2,12 @@
 
 from normgrad.backends.cuda.device import KNOWN
 from normgrad.backends.cuda.program import Fill, Launch, Ref
-from normgrad.bench.suites import rows
+from normgrad.bench.suites import rows, suite
 from normgrad.cli.plan import program_of, spec_of
 from normgrad.spec import Op
 
+SUITE = suite("h200", "cuda")
+MASKS = ((True, True, True), (True, False, False), (False, True, True), (False, False, True))
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "uint64": 8}
 # What the blocks of a multiprocessor share, besides what is in Device: CUDA C guide, table of
 # compute capabilities. (threads, blocks)
