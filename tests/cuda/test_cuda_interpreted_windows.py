@@ -15,7 +15,7 @@ half = (True, False, True)
 PLANS = (
     (Op.BATCH_NORM, (2, 8, 23, 23), {}),
     (Op.BATCH_NORM, (8, 3, 37, 31), {"mask": half}),
-    (Op.BATCH_NORM, (8, 4, 26, 25), {"statistic": "variance"}),
+    (Op.BATCH_NORM, (8, 4, 34, 31), {"statistic": "variance"}),
     (Op.BATCH_NORM, (4, 2, 65, 65), {"weight": False}),
     (Op.BATCH_NORM, (8, 7, 37, 31), {"training": False}),
     (Op.BATCH_NORM_ELEMT, (8, 3, 37, 31), {}),
@@ -30,6 +30,8 @@ PLANS = (
 """
 
 RIGHT = """
+import math
+
 from normgrad import verify
 from normgrad.backends.cuda import strategies
 from normgrad.plan import _make_plan, make_plan
@@ -47,8 +49,8 @@ for keep in (resident, lambda *given: False):  # on chip, then two passes
                 assert measured.ok, (op, shape, options, dtype, measured)
             steps = make_plan(problem.spec, "cuda").config.steps
             found = [dict(step.constants).get("WINDOW") for step in steps]
-            on_chip = any("plane_slabs" in step.kernel for step in steps)
-            assert any(found) or on_chip, (op, shape, dtype)
+            short = keep is resident and math.prod(shape[2:]) < 512  # on chip by elements
+            assert any(found) or short, (op, shape, dtype)
 print("done")
 """
 
