@@ -2,8 +2,9 @@
 
     PYTHONPATH=src python3 benchmarks/train_step.py --device cuda --json steps.json
 
-A step is forward, backward and optimizer. Both sides run the same model on the same data, their
-steps interleaved so that a slow moment of the machine hits both. Reported are the median and the
+A step is forward, backward and optimizer. Both sides run the same model on the same data and take
+turns, so that a slow moment of the machine hits both. A turn is a step that does not count, since
+``enable()`` has just changed torch's tables, and some that do. Reported are the median and the
 best: the latter is what a busy machine disturbs least. Before anything is timed the gradients of
 both are compared.
 
@@ -33,7 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import example_models
 
-_WARM = 3  # steps before the first that counts
+_WARM = 3  # steps before the first turn
+_TURN = 4  # timed steps of a turn
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,9 @@ def clock(device: str) -> Callable[[Callable[[], None]], float]:
 def measure(setting: Setting, device: str, rounds: int) -> Row:
     """Check, warm up, then time both sides in turn."""
     trainer = Trainer(setting, device)
+    normgrad.torch.report(reset=True)
     difference = trainer.difference()
+    calls = normgrad.torch.report(reset=True)  # of one step
     bound = 0.05 if trainer.autocast else 1e-3
     if not difference < bound:
         msg = f"{setting}: gradients differ by {difference:.3g} of their size (bound {bound})"
@@ -170,20 +174,17 @@ def measure(setting: Setting, device: str, rounds: int) -> Row:
         "normgrad": normgrad.torch.enable,
     }
     times: dict[str, list[float]] = {name: [] for name in sides}
-    normgrad.torch.report(reset=True)
-    steps = dict.fromkeys(sides, trainer.step)
-    if setting.captured:
+    steps: dict[str, Callable[[], None]] = {}
+    for name, side in sides.items():
+        with side():
+            for _ in range(_WARM):
+                trainer.step()
+            steps[name] = Trainer(setting, device).capture() if setting.captured else trainer.step
+    for _ in range(-(-rounds // _TURN)):
         for name, side in sides.items():
             with side():
-                steps[name] = Trainer(setting, device).capture()
-    for turn in range(_WARM + rounds):
-        for name, side in sides.items():
-            with side():
-                taken = timer(steps[name])
-            if turn >= _WARM:
-                times[name].append(taken)
-    report = normgrad.torch.report(reset=True)
-    counted = _WARM + (1 if setting.captured else rounds)
+                taken = [timer(steps[name]) for _ in range(1 + _TURN)]
+            times[name] += taken[1:]
     medians = {name: statistics.median(values) for name, values in times.items()}
     best = {name: min(values) for name, values in times.items()}
     return Row(
@@ -198,10 +199,10 @@ def measure(setting: Setting, device: str, rounds: int) -> Row:
         best["torch"],
         best["normgrad"],
         best["torch"] / best["normgrad"],
-        report.calls("normgrad") // counted,
-        report.calls("torch") // counted,
+        calls.calls("normgrad"),
+        calls.calls("torch"),
         difference,
-        sorted({row.reason for row in report if row.reason}),
+        sorted({row.reason for row in calls if row.reason}),
     )
 
 

@@ -33,6 +33,10 @@ _TWO_STEPS = 4.65  # instead of both, whatever the block
 _PARTNERS = 0.24  # each time that a team is twice as large: the last block is later
 _ACROSS = 1.3e-3  # for each column and warp of a multiprocessor: sums across warps
 _TILE = 0.049  # for each tile of a multiprocessor: barriers
+# Less for each further block of a multiprocessor, where there is one round and few words to read:
+# group norm 4x1280x32x32 takes 19.5 us instead of 22.1, but batch norm 32x512x14x14 17.0 instead of
+# 14.6, where a block would read 4224 words.
+_BESIDE, _FEW_WORDS = 0.3, 2000
 _LEAST = 0.62  # what is left of all this however many tiles arrive meanwhile
 # Batch norm with blocks that have room for more tiles than their share of at most 17, and up to 16
 # partners, waits so much less in each round: 256x2048x7x7 in float32 reads 80.3 instead of 79.0 %,
@@ -42,6 +46,12 @@ _SPEED = 36.0e3  # bytes of a multiprocessor in a microsecond
 # The same for 16-bit data whose rows are no multiples of 16 bytes: smaller copies. 64x100x56x56
 # takes 97 us, in two passes (which fold rows) 62; 64x10x112x112 40 and 30, 128x60x28x28 21 and 24.
 _NARROW_SPEED = 24.0e3
+# What a row of a slab costs besides its own bytes, where slabs lie side by side and end inside of a
+# sector of memory, which is then written in part, twice; or batch norm's inside of a line. Less in
+# one round, in which neighbours are written at about the same time. Group norm 4x960x128x128 takes
+# 173 us in slabs of 240 bytes and 127 of 480, batch norm 64x728x37x37 202 and in two passes 166.
+_SECTOR, _IN_SECTOR, _IN_SECTOR_AT_ONCE = 32, 80, 15
+_LINE, _IN_LINE = 128, {2: 35, 4: 16}  # by the size of an element
 _TWO_PASSES_SPEED = 33.4e3
 _TWO_PASSES = 22.0  # what two passes take beside their traffic: 14 to 37
 # Where less than a third stays on chip, streams take 5 to 17 % longer than this says: batch norm
@@ -78,6 +88,7 @@ class Cut:
     tiles: int  # of a block's share
     bins: int  # of a block, up to a power of two
     spans: int  # words of a part for one bin
+    ends: int  # slabs begin and end at multiples of these bytes; 0: at rows
 
     @property
     def team(self) -> int:
@@ -137,6 +148,13 @@ class Cut:
         words = min(power_of_two(self.parts * self.spans), most // bins)
         return max(1, threads // bins, words)
 
+    def edges(self, itemsize: int) -> int:
+        """What the ends of a slab cost in each row, in bytes of memory traffic."""
+        if self.ends % _SECTOR:
+            return _IN_SECTOR if self.rounds > 1 else _IN_SECTOR_AT_ONCE
+        inside = self.ends % _LINE and self.rounds > 1 and self.pieces == 1
+        return _IN_LINE[itemsize] if inside else 0
+
     def guess(self, itemsize: int, multiprocessors: int, *, narrow: bool = False) -> float:
         """How long it takes, in microseconds; ``narrow`` where copies are of less than 16 bytes."""
         speed = _NARROW_SPEED if narrow and itemsize == 2 else _SPEED
@@ -145,6 +163,7 @@ class Cut:
         if self.streams:
             trips, spare = trips + 1 - spare, 1
         memory = self.team * self.teams * trips * tile / multiprocessors / speed
+        memory *= 1 + self.edges(itemsize) / (self.width * itemsize)
         if 3 * (self.block.chunks + self.held) < self.tiles:
             memory *= _LONG
         wait = self.per * (_ACROSS * self.block.warps * self.cols + _TILE * self.tiles)
@@ -152,7 +171,10 @@ class Cut:
             wait += _TWO_STEPS if self.own else _EXCHANGE / self.per + _WORD * self.words
             wait += _PARTNERS * math.log2(self.team)
             wait -= _LESS if self.roomy else 0
-        arrive = min(spare, self.held) * self.per * tile / speed if self.rounds > 1 else 0
+        if self.rounds == 1:
+            beside = _BESIDE * (self.per - 1) if self.words < _FEW_WORDS else 0
+            return _START + memory + wait - beside
+        arrive = min(spare, self.held) * self.per * tile / speed
         return _START + self.rounds * (memory + max(_LEAST * wait, wait - arrive))
 
 
@@ -210,6 +232,7 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
     resident = per * device.multiprocessors
     slabs = data.images * ceil_div(data.channels, width)
     tiles = ceil_div(data.rows, rows)
+    ends = math.gcd(width, data.channels) * data.itemsize if width < data.channels else 0
     seen = set()
     for wanted in range(1, min(slabs, resident // pieces) + 1):
         rounds = ceil_div(slabs, wanted)
@@ -221,7 +244,7 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
         share = ceil_div(tiles, parts)
         parts = ceil_div(tiles, share)
         made = Cut(
-            block, per, width, cols, rows, parts, pieces, teams, rounds, share, bins, spans
+            block, per, width, cols, rows, parts, pieces, teams, rounds, share, bins, spans, ends
         )  # fmt: skip
         # Tiles that stay would be read before they come.
         late = made.streams and made.fixed + made.held < made.depth
