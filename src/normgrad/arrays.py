@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from normgrad import dlpack, hostmem, kept
+from normgrad.dtypes import ITEMSIZE
 from normgrad.errors import ArrayTypeError, DeviceError, DtypeError
 from normgrad.spec import TensorSpec
 
@@ -92,6 +93,11 @@ def _in_elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | N
     return tuple(step // itemsize for step in strides)
 
 
+def misaligned(name: str, address: int) -> ArrayTypeError:
+    """Of a result between the places where its elements could be."""
+    return ArrayTypeError(name, "must be aligned to its elements", f"address {address:#x}")
+
+
 class NumpyKind:
     """NumPy arrays; bfloat16 is ml_dtypes'."""
 
@@ -108,10 +114,11 @@ class NumpyKind:
         """Writable and aligned arrays only."""
         if not array.flags.writeable:
             raise ArrayTypeError(name, "must be writable", "a read-only array")
-        if not array.flags.aligned or _in_elements(array.strides, array.itemsize) is None:
-            raise ArrayTypeError(
-                name, "must be aligned to its elements", f"strides {array.strides} in bytes"
-            )
+        if _in_elements(array.strides, array.itemsize) is None:
+            rule = "must step by whole elements"
+            raise ArrayTypeError(name, rule, f"strides {array.strides} in bytes")
+        if not array.flags.aligned:
+            raise misaligned(name, array.__array_interface__["data"][0])
         return self.view(array, name)
 
     def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:
@@ -189,6 +196,13 @@ class DlpackKind(NumpyKind):
             rule = "must be on the CPU or an NVIDIA GPU"
             raise DeviceError(name, rule, f"DLPack device type {device_type}, number {device_id}")
         tensor_spec, address, owner, _ = dlpack.read(array, name)
+        if address % ITEMSIZE.get(tensor_spec.dtype, 1):  # kernels rely on it
+            there = hostmem.view(address, tensor_spec)
+            aligned = dense_numpy(tensor_spec, there.dtype)
+            aligned[...] = there
+            strides = tuple([step // there.itemsize for step in aligned.strides])
+            tensor_spec = tensor_spec._replace(strides=strides)
+            address, owner = aligned.__array_interface__["data"][0], aligned
         return View(tensor_spec, address, "cpu", owner)
 
     def result_view(self, array: Array, name: str) -> View:
@@ -198,6 +212,8 @@ class DlpackKind(NumpyKind):
         if not writable:
             rule = "must be writable (its producer does not say so through DLPack 1.0)"
             raise ArrayTypeError(name, rule, f"a {type(array).__name__}")
+        if address % ITEMSIZE.get(tensor.dtype, 1):
+            raise misaligned(name, address)
         return View(tensor, address, "cpu", owner) if view.device == "cpu" else view
 
     def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:

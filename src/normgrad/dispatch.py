@@ -107,7 +107,7 @@ def compute(
     if (
         seen is not None
         and len(_known) < _CACHED_CALLS
-        and all(_is_plain(array.__class__) for array in present)
+        and all(_is_plain(array.__class__) and not array.is_neg() for array in present)
     ):
         from normgrad.torch_calls import Known
 

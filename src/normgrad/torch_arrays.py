@@ -10,7 +10,7 @@ from normgrad import hostmem, kept
 from normgrad.errors import ArrayTypeError, DeviceError
 from normgrad.spec import TensorSpec
 
-from .arrays import View
+from .arrays import View, misaligned
 
 _NAMES = {
     torch.float16: "float16",
@@ -91,8 +91,12 @@ class TorchKind:
             array = array.resolve_neg()
         where = "cpu" if array.is_cpu else _place(array, name)
         dtype = _NAMES.get(array.dtype) or str(array.dtype).removeprefix("torch.")
+        address = _address(array, name)
+        if address % array.element_size():  # kernels rely on it
+            array = array.clone()
+            address = array.data_ptr()
         tensor = _new(TensorSpec, (tuple(array.shape), array.stride(), dtype))
-        return _new(View, (tensor, _address(array, name), where, array))
+        return _new(View, (tensor, address, where, array))
 
     def result_view(self, array: torch.Tensor, name: str) -> View:
         """Any dense tensor can be written, under the rules of torch's own ``out=``."""
@@ -101,7 +105,10 @@ class TorchKind:
         if array.requires_grad and torch.is_grad_enabled():
             rule = "must not require grad where grad is enabled"
             raise ArrayTypeError(name, rule, "a tensor that does")
-        return self.view(array, name)
+        view = self.view(array, name)
+        if view.owner is not array:
+            raise misaligned(name, _address(array, name))
+        return view
 
     def written(self, array: torch.Tensor) -> None:
         """Autograd learns of it: a graph that saved the old values must not use them."""

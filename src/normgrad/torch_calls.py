@@ -5,13 +5,14 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import add, is_, le
+from operator import add, and_, is_, le
 from typing import Any
 
 import torch
 
 from normgrad import hostmem, kept
 from normgrad.arrays import View
+from normgrad.dtypes import ITEMSIZE
 from normgrad.overlap import needs_bounce
 from normgrad.plan import Plan
 from normgrad.spec import ROLES, Spec, TensorSpec
@@ -196,8 +197,11 @@ def _apart(spec: Spec) -> Callable[[tuple[int, ...]], bool]:
     }
     # From an address on: torch has no strides below 0.
     sizes = [hostmem.byte_range(tensor)[1] for tensor in tensors.values()]
+    between = [ITEMSIZE[tensor.dtype] - 1 for tensor in tensors.values()]  # bits of no element
 
     def apart(addresses: tuple[int, ...]) -> bool:
+        if any(map(and_, addresses, between)):
+            return False
         if 0 in addresses and any(
             size and not at for at, size in zip(addresses, sizes, strict=True)
         ):
