@@ -57,6 +57,17 @@ def test_layer_norm_without_rows_or_without_columns(host_backend):
     assert [one.shape for one in thin] == [(3, 0), (0,), (0,)]
 
 
+def test_empty_samples_take_neither_time_nor_memory():
+    many = 1 << 40
+    data, stat = np.empty((many, 2, 0), F), np.broadcast_to(ones(1), (many, 2))
+    got = ng.batch_norm_backward(data, data, backend="cpu")
+    np.testing.assert_array_equal(got.grad_weight, np.zeros(2))
+    got = ng.group_norm_backward(data, data, stat, stat, num_groups=2, backend="cpu")
+    np.testing.assert_array_equal(got.grad_bias, np.zeros(2))
+    got = ng.layer_norm_backward(data, data, (2, 0), stat[:, 0], stat[:, 0], backend="cpu")
+    assert got.grad_weight.shape == (2, 0)
+
+
 def test_saved_statistics_may_be_empty_in_inference():
     x = ones(2, 4)
     got = ng.batch_norm_backward(x, x, None, ones(4), ones(4), ones(0), ones(0), training=False)

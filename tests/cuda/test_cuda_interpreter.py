@@ -372,3 +372,9 @@ def test_random_requests_on_small_devices():
     path = Path(__file__).with_name("random_requests.py")
     resident, _, count = interpreted(str(path), "44").split()
     assert int(resident) > int(count) // 2
+
+
+def test_offsets_and_counts_beyond_32_bits():
+    checks = Path(__file__).with_name("beyond_32_bits.py")
+    quiet = ("-p", "no:cacheprovider", "-o", "filterwarnings=ignore::DeprecationWarning")
+    assert "15 passed" in interpreted("-m", "pytest", "-q", "--noconftest", *quiet, str(checks))

@@ -57,3 +57,17 @@ assert cli.main("plan --op batch_norm --shape 64x256x56x56 --device h200".split(
 assert not {"torch", "triton", "numba"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("--op layer_norm --shape 2599017241x1", "2147483647 statistics, there are 2599017241"),
+        ("--op layer_norm --shape 1x2147483648", "2130706431 parameters, there are 2147483648"),
+        ("--op group_norm --shape 67108864x32", "2147483647 statistics, there are 2147483648"),
+        ("--op batch_norm --shape 2x2147483648", "2147483647 statistics, there are 2147483648"),
+    ],
+)
+def test_more_than_32_bits_count_is_refused(words, count, capsys):
+    assert cli.main(["plan", *words.split(), "--device", "h200"]) == 2
+    assert f"cuda: it takes up to {count}" in capsys.readouterr().err

@@ -6,10 +6,10 @@ import importlib.util
 
 from normgrad.backends.cuda.device import KNOWN, Device, device_of
 from normgrad.backends.cuda.program import Program
-from normgrad.backends.cuda.strategies import make_program
+from normgrad.backends.cuda.strategies import make_program, too_many
 from normgrad.bench import suites
 from normgrad.dtypes import FLOATS, compute_dtype
-from normgrad.errors import OptionError
+from normgrad.errors import BackendError, OptionError
 from normgrad.geometry import geometry_of
 from normgrad.plan import arithmetic
 from normgrad.spec import RESULTS, Op, Spec, TensorSpec, dense_like
@@ -59,7 +59,11 @@ def _workload(args: argparse.Namespace) -> suites.Workload:
 def program_of(spec: Spec, device: Device) -> Program:
     """The kernel plan of a valid request on a device that may be elsewhere."""
     validate(spec)
-    return make_program(spec, geometry_of(spec), arithmetic(spec), device)
+    geometry = geometry_of(spec)
+    reason = too_many(geometry)
+    if reason is not None:
+        raise BackendError(f"{spec.op} on {device.name}", {"cuda": reason})
+    return make_program(spec, geometry, arithmetic(spec), device)
 
 
 def device_here() -> Device:

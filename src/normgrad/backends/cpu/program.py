@@ -5,7 +5,7 @@ The partition depends on the request alone, never on the number of threads: same
 
 import ctypes
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normgrad.backends.cpu import jit, sizes, slots, tasks
@@ -54,7 +54,8 @@ class Program:
 
     def __init__(self, spec: Spec, geometry: Geometry, compute: str) -> None:
         self.spec = spec
-        self.geometry = geometry
+        # Without data there is nothing to do for samples or rows, of which there may be billions.
+        self.geometry = geometry if geometry.size else replace(geometry, outer=0)
         self.flat: Format = F64 if compute == "float64" else F32
         self.needs = Needs(spec)
         self.arrangement: Arrangement = arrange(spec, geometry, compute, self.needs.data)

@@ -22,7 +22,7 @@ from normgrad.backends.cpu.vector import (
 
 # Vectors that an accumulator takes before it is added up in float64: 4 of 16 lanes make 8192
 # numbers.
-_DEPTH = 128
+_DEPTH = 16
 # Segments of up to this many bytes are too short for the processor to see them coming.
 _SHORT = 256
 _AHEAD = 4

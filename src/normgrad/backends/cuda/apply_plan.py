@@ -4,7 +4,7 @@ from typing import Any
 
 from normgrad.backends.cuda.layout import Data, Layout, flatten, fold, folded, run_of
 from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.tiles import alignment, ceil_div, cut, power_of_two
+from normgrad.backends.cuda.tiles import WIDE, alignment, ceil_div, cut, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 from normgrad.spec import Op
@@ -72,7 +72,8 @@ def add_apply(
         arguments |= {"rows": rows, "pieces": pieces, "run": layout.inner // align}
         arguments |= _steps(layout, "channel", align)
         constants |= {"ROWS": tile_rows, "COLS": cols, "ALIGN": align}
-        constants |= {"WIDE": rows + tile_rows >= 1 << 31, "WINDOW": window}
+        wide = max(rows + tile_rows, layout.span + cols) >= WIDE
+        constants |= {"WIDE": wide, "WINDOW": window}
         grid: tuple[int, ...] = (ceil_div(rows, tile_rows),)
         builder.launch("apply.plane_apply", grid, arguments, constants, warps=4)
         return

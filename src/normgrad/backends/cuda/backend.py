@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from normgrad.backends.cuda import strategies
 from normgrad.backends.cuda.device import INTERPRETER, device_of
 from normgrad.backends.cuda.launch import Ready, has_mail, interpreting, run_program
 from normgrad.backends.cuda.mail import Mail, mail_of
@@ -39,14 +40,12 @@ class CudaBackend:
         """Memory that is not on a GPU."""
         if not spec.device.startswith("cuda") and not interpreting():
             return f"it computes on NVIDIA GPUs, the arrays are on {spec.device}"
-        return None
+        return strategies.too_many(geometry)
 
     def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
         """The kernel plan for the request's device."""
-        from normgrad.backends.cuda.strategies import make_program
-
         device = INTERPRETER if interpreting() else device_of(_index(spec.device))
-        program = make_program(spec, geometry, compute, device)
+        program = strategies.make_program(spec, geometry, compute, device)
         return program, program.workspace_bytes
 
     def run(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from normgrad.backends.cuda import mail
 from normgrad.backends.cuda.device import device_of
 from normgrad.backends.cuda.program import NUMBER, SLOTS, Fill, Launch, Program, Ref
+from normgrad.backends.cuda.tiles import WIDE
 
 _POINTERS = {
     "float16": "*fp16",
@@ -21,8 +22,6 @@ _POINTERS = {
     "uint64": "*u64",
     NUMBER: "i32",
 }
-# Numbers from here on take 64 bits: a loop, or who asks for data ahead, adds a step to them.
-_WIDE = (1 << 31) - (1 << 24)
 
 
 @functools.cache
@@ -130,7 +129,7 @@ def signature_of(step: Launch) -> dict[str, str]:
         elif isinstance(value, float):
             types[name] = "fp64" if double else "fp32"
         elif isinstance(value, int):
-            types[name] = "i32" if -(1 << 31) <= value < _WIDE else "i64"
+            types[name] = "i32" if -(1 << 31) <= value < WIDE else "i64"
     return types
 
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from normgrad.backends.cuda.tiles import power_of_two
+from normgrad.backends.cuda.tiles import WIDE, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import reshaped_strides
 from normgrad.spec import ROLES, Spec, TensorSpec, row_major
@@ -259,7 +259,7 @@ def _copy(
         "AXES": len(outer),
         "UNIT_READ": col_read == 1,
         "UNIT_WRITE": col_write == 1,
-        "WIDE": max(rows + height, cols + width) >= 1 << 31,
+        "WIDE": max(rows + height, cols + width) >= WIDE,
         "ROWS": height,
         "COLS": width,
     }

@@ -17,6 +17,7 @@ from normgrad.backends.cuda.resident_blocks import (
 )
 from normgrad.backends.cuda.tiles import (
     THREADS,
+    WIDE,
     alignment,
     ceil_div,
     magic,
@@ -164,7 +165,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "TEAM": max(power_of_two(team.team), threads // together),
         "SOLO": solo,
         "ALIGN": align,
-        "WIDE": reach >= 1 << 31,
+        "WIDE": reach >= WIDE,
         "SEATS": seats,
         "BULK": ring is not None,
         "SPANS": ring.spans if ring else 0,

@@ -17,6 +17,7 @@ from normgrad.geometry import Geometry
 LAG = 4
 _LEAST_LAG = 3
 _SPARE = DRIVER_BYTES + 512  # of shared memory: the rest for sums across warps
+_REGISTERS = 65536  # of a multiprocessor: every GPU that copies ahead has so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Ring:
     @property
     def registers(self) -> int:
         """Of a thread, so that ``per`` blocks run at once."""
-        return min(255, 65536 // (self.per * self.warps * THREADS) // 8 * 8)
+        return min(255, _REGISTERS // (self.per * self.warps * THREADS) // 8 * 8)
 
 
 def _blocks(itemsizes: list[int]) -> tuple[Ring, ...]:
@@ -49,6 +50,8 @@ def _blocks(itemsizes: list[int]) -> tuple[Ring, ...]:
 def choose_ring(builder: Builder, geometry: Geometry, device: Device, data: RowData) -> Ring | None:
     """As many blocks a multiprocessor as fit; None where teams cannot be."""
     if builder.compute != "float32" or not device.copies_ahead or data["dx"] is None:
+        return None
+    if device.registers < _REGISTERS:
         return None
     align, itemsizes = _sizes(geometry, data)
     if align * min(itemsizes) < 4:  # the least that an asynchronous copy takes

@@ -11,8 +11,19 @@ from normgrad.backends.cuda.resident import resident_planes
 from normgrad.backends.cuda.resident_columns import resident_columns
 from normgrad.backends.cuda.rows_plan import plan_rows
 from normgrad.backends.cuda.sums_plan import add_finish, add_sums
+from normgrad.backends.cuda.tiles import WIDE
 from normgrad.geometry import Geometry
 from normgrad.spec import Op, Spec
+
+
+def too_many(geometry: Geometry) -> str | None:
+    """Why there is no plan: a grid ends at 2**31 - 1 blocks, and columns are 32-bit numbers."""
+    limits = {"statistics": (1 << 31) - 1, "parameters": WIDE - 1}
+    for name, most in limits.items():
+        count: int = getattr(geometry, name)
+        if count > most:
+            return f"it takes up to {most} {name}, there are {count}"
+    return None
 
 
 def make_program(spec: Spec, geometry: Geometry, compute: str, device: Device) -> Program:

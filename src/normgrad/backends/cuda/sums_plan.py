@@ -6,7 +6,7 @@ from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.layout import Layout, flatten, fold, folded, run_of
 from normgrad.backends.cuda.parameters import add_parameters
 from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.tiles import alignment, ceil_div, cut, power_of_two
+from normgrad.backends.cuda.tiles import WIDE, alignment, ceil_div, cut, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 from normgrad.spec import Op
@@ -67,7 +67,7 @@ def add_sums(
         window = layout.window
         stages = 3 if window or align * itemsize >= 16 else 1
         constants = {"ROWS": tile_rows, "COLS": cols, "ALIGN": align, "STAGES": stages, **common}
-        constants["WINDOW"] = window
+        constants |= {"WINDOW": window, "WIDE": layout.span + cols >= WIDE}
         builder.launch("sums.plane_sums", (units * splits,), arguments, constants)
         return partials, splits
     # Narrow tiles, all blocks along one front, two of them a multiprocessor that fetch three tiles
@@ -124,6 +124,7 @@ def _add_unit_sums(
     }
     rows = max(1, 2048 // cols)
     constants = {"ROWS": rows, "COLS": cols, "ALIGN": align, "COMPUTE": builder.compute}
+    constants["WIDE"] = units + rows >= WIDE
     builder.launch("sums.unit_sums", (ceil_div(units, rows),), arguments, constants)
     return partials, 1
 

@@ -7,6 +7,8 @@ from normgrad.backends.cuda.device import Device
 
 THREADS = 32  # of a warp
 DRIVER_BYTES = 1024  # of shared memory, that each block has without asking
+# Numbers from here on take 64 bits: a loop, or who asks for data ahead, adds a step to them.
+WIDE = (1 << 31) - (1 << 24)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,8 +88,10 @@ def plane_apply(
 ):
     """Channels first; strides and ``run`` come divided by ALIGN."""
     program = tl.program_id(0)
+    length = run * ALIGN
     if WIDE:
         program = program.to(tl.int64)
+        length = run.to(tl.int64) * ALIGN
     if REVERSE:  # what the first pass read last is still in the cache
         program = tl.num_programs(0) - 1 - program
     row = program * ROWS + tl.arange(0, ROWS)
@@ -100,9 +102,9 @@ def plane_apply(
     outer = (plane // channels).to(tl.int64)
     channel = (plane % channels).to(tl.int64)
     at = (outer * dy_outer + channel * dy_channel)[:, None] * ALIGN
-    low, high = 0, run * ALIGN
+    low, high = 0, length
     if WINDOW:  # all three lie alike
-        at, low, high = window(at, run * ALIGN, WINDOW)
+        at, low, high = window(at, length, WINDOW)
         mask = ok[:, None] & vectors_inside(inside, high, WINDOW)
     else:
         mask = ok[:, None] & (inside < high)

@@ -93,9 +93,12 @@ def join_parameters(
     for time in tl.range(0, TIMES):
         there = time * PARTS + part
         mask = ok[:, None] & (there < samples * splits)[None, :]
-        unit = (there // splits)[None, :] * channels + channel[:, None]
-        at = partials + unit.to(tl.int64) * splits + (there % splits)[None, :]
-        scale = load_or(rstd, unit // group_size, mask, 1.0, COMPUTE)
+        # Wide where numbers are multiplied alone: 64-bit divisions are slow.
+        sample = (there // splits).to(tl.int64)[None, :]
+        unit = sample * channels + channel[:, None]
+        at = partials + unit * splits + (there % splits)[None, :]
+        statistic = sample * (channels // group_size) + (channel // group_size)[:, None]
+        scale = load_or(rstd, statistic, mask, 1.0, COMPUTE)
         s1 += tl.load(at, mask=mask, other=0.0)
         s2 += tl.load(at + second, mask=mask, other=0.0) * scale
     t1, t2 = sum_pairs(s1, s2, 1)

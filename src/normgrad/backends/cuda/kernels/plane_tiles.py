@@ -42,7 +42,7 @@ def elements_of(
         place = ((chunk * ROWS + local) * ABREAST)[:, None] + (cols // PLANE)[None, :]
         row = first + place
         mask = (place < share) & (row < rows) & (cols < ABREAST * PLANE)[None, :]
-        at = row.to(index) * (plane_step * ALIGN) + (cols % PLANE)[None, :]
+        at = row.to(index) * plane_step * ALIGN + (cols % PLANE)[None, :]
     elif WINDOW:
         at, mask, _, _ = window_of(part, chunk, rest, ROWS, ALIGN, WIDE, WINDOW)
     else:

@@ -41,6 +41,7 @@ def plane_sums(
     x_outer,
     x_channel,
     GROUP: tl.constexpr,
+    WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -59,23 +60,26 @@ def plane_sums(
     mu = load_or(mean, statistic, None, 0.0, COMPUTE)
     cols = tl.arange(0, COLS)
     rows = planes * pieces
+    length = run * ALIGN
+    if WIDE:
+        length = run.to(tl.int64) * ALIGN
     s1 = tl.zeros([ROWS, COLS], COMPUTE)
     s2 = tl.zeros([ROWS, COLS], COMPUTE)
     for first in tl.range(part * ROWS, rows, splits * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         plane = (row // pieces).to(tl.int64)[:, None]
-        inside = ((row % pieces) * COLS)[:, None] + cols[None, :]
+        inside = ((row % pieces).to(length.dtype) * COLS)[:, None] + cols[None, :]
         mask = (row < rows)[:, None]
         dy_at = (plane * dy_plane + outer * dy_outer + channel * dy_channel) * ALIGN
         x_at = (plane * x_plane + outer * x_outer + channel * x_channel) * ALIGN
         mine = mask
         if WINDOW:  # x and dy lie alike
-            dy_at, low, high = window(dy_at, run * ALIGN, WINDOW)
+            dy_at, low, high = window(dy_at, length, WINDOW)
             x_at = dy_at
             mine = is_inside(inside, low, high)
             mask = mask & vectors_inside(inside, high, WINDOW)
         else:
-            mask = mask & (inside < run * ALIGN)
+            mask = mask & (inside < length)
         wide = widen(tl.load(dy + (dy_at + inside), mask=mask, other=0.0), COMPUTE)
         product = wide
         if x is not None:
@@ -105,13 +109,17 @@ def unit_sums(
     dy_channel,
     x_outer,
     x_channel,
+    WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     ALIGN: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     """Group norm, channels first: units that are a row of a tile each."""
-    unit = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    program = tl.program_id(0)
+    if WIDE:
+        program = program.to(tl.int64)
+    unit = program * ROWS + tl.arange(0, ROWS)
     ok = unit < units
     cols = tl.arange(0, COLS)
     outer = (unit // channels).to(tl.int64)
@@ -126,7 +134,7 @@ def unit_sums(
         s2 = s1 * (widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE) - mu)
     t1, t2 = sum_pairs(s1, s2, 1)
     tl.store(partials + unit, t1, mask=ok)
-    tl.store(partials + units + unit, t2, mask=ok)
+    tl.store(partials + (units.to(tl.int64) + unit), t2, mask=ok)
 
 
 @triton.jit
@@ -265,19 +273,20 @@ def finish_groups(
     """Group norm: the two sums of each statistic, with gamma inside."""
     await_step_before(EARLY)
     statistic = tl.program_id(0)
-    first = statistic * group_size
+    first = statistic.to(tl.int64) * group_size
+    channel = statistic % (channels // group_size) * group_size
     s1 = tl.zeros([CHANNELS], COMPUTE)
     s2 = tl.zeros([CHANNELS], COMPUTE)
     for start in range(0, group_size, CHANNELS):
         local = start + tl.arange(0, CHANNELS)
         ok = local < group_size
         t1, t2 = join(partials, first + local, ok, units, splits, SPLITS, CHANNELS, COMPUTE)
-        weight = load_or(gamma, (first + local) % channels, ok, 1.0, COMPUTE)
+        weight = load_or(gamma, channel + local, ok, 1.0, COMPUTE)
         s1 += t1 * weight
         s2 += t2 * weight
     t1, t2 = sum_pairs(s1, s2, 0)
     tl.store(totals + statistic, t1)
-    tl.store(totals + statistics + statistic, t2)
+    tl.store(totals + (statistics.to(tl.int64) + statistic), t2)
 
 
 @triton.jit
