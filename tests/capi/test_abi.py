@@ -57,6 +57,14 @@ def test_every_header_stands_alone(capi, tmp_path, standard):
         compiles(twice, standard, tmp_path, f"-I{capi.prefix}/include", "-c")
 
 
+@pytest.mark.parametrize("standard", [key for key in LANGUAGES if "++" in key])
+def test_every_header_inside_of_extern_c(capi, tmp_path, standard):
+    for header in signatures.headers():
+        name = str(header.relative_to(signatures.INCLUDE))
+        wrapped = f'extern "C" {{\n{includes(name)}}}\nint only;\n'
+        compiles(wrapped, standard, tmp_path, f"-I{capi.prefix}/include", "-c")
+
+
 @pytest.mark.parametrize("standard", LANGUAGES)
 def test_values_sizes_and_prototypes(capi, tmp_path, standard):
     word = "_Static_assert" if standard == "c11" else "static_assert"

@@ -7,7 +7,9 @@
 #include <stdint.h>
 
 #ifdef __cplusplus
+extern "C++" { /* a program may have put us inside of extern "C" */
 #include <array> /* a published program uses std::array and includes nothing for it */
+}
 extern "C" {
 #endif
 
