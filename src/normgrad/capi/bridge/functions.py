@@ -105,15 +105,14 @@ def _reader(handles: Handles, parameter: Parameter) -> Callable[[Any], Any] | No
 def _writer(handles: Handles, plain: str) -> Callable[[Any, Any], None]:
     target = plain.removesuffix("*")
     kind = HANDLES.get(target)
+    new = handles.new_face if target in FACES else handles.new
 
     def value(pointer: Any, found: Any) -> None:
         pointer[0] = int(found)
 
     def handle(pointer: Any, found: Any) -> None:
         assert kind is not None
-        number = handles.new(kind, found)
-        if number and target in FACES:
-            number = handles.lib.face_new(number, found.device, found.device_id)
+        number = new(kind, found)
         if not number:
             raise MemoryError(f"too many objects of type {target} are alive")
         pointer[0] = number

@@ -17,7 +17,11 @@ class UnknownPointer(int):
 
 
 class Handles:
-    """The objects of one library. Callers hold the GIL."""
+    """The objects of one library.
+
+    Each call into it lets go of the GIL: what the call has ended, another thread may have dropped
+    before the next line is reached.
+    """
 
     def __init__(self, ffi: Any, lib: Any) -> None:
         self.ffi = ffi
@@ -25,15 +29,15 @@ class Handles:
         self.kinds = {kind: getattr(lib, f"NORMGRAD_{kind}") for kind in HANDLES.values()}
         self.objects: dict[int, Any] = {}
         self._owners: dict[int, object] = {}  # what C reads while a call is inside
-        self._contexts: dict[int, int] = {}
-        self._retired = ffi.new("uint64_t[]", _ROOM)
+        self._contexts: dict[aclrtContext, int] = {}
         self._tombs = {number: _tomb(kind) for kind, number in self.kinds.items()}
-        self._executor_tombs = [_executor_tomb(name) for name in operators()]
+        names = enumerate(operators())
+        self._executor_tombs = {label: _executor_tomb(name) for label, name in names}
 
     def new(self, kind: str, found: Any, label: int = 0, payload: Any = None) -> int:
         """A handle for an object; 0 when there is no room for another."""
         self.collect()
-        if kind == "CONTEXT" and (known := self._contexts.get(id(found))):
+        if kind == "CONTEXT" and (known := self._contexts.get(found)):
             return known
         pointer = self.ffi.NULL if payload is None else payload[0]
         handle: int = self.lib.handle_new(self.kinds[kind], label, pointer)
@@ -42,8 +46,27 @@ class Handles:
             if payload is not None:
                 self._owners[handle] = payload
             if kind == "CONTEXT":
-                self._contexts[id(found)] = handle
+                return self._only(found, handle)
         return handle
+
+    def _only(self, context: aclrtContext, handle: int) -> int:
+        """A context has one handle: this one, or that of a thread which came first."""
+        for other, its in self._contexts.copy().items():
+            if not other.alive:  # no handle says which one aclrtResetDevice has ended
+                self.end(its)
+        first = self._contexts.setdefault(context, handle)
+        if first != handle:
+            del self.objects[handle]
+            self.end(handle)
+        return first
+
+    def new_face(self, kind: str, found: Any, payload: Any = None) -> int:
+        """The same as memory that callers may read: its address."""
+        handle = self.new(kind, found, payload=payload)
+        face: int = handle and self.lib.face_new(handle, found.device, found.device_id)
+        if not face:
+            self.end(handle)
+        return face
 
     def find(self, pointer: int) -> Any:
         """The object behind a handle; None for null, a dead one of its kind for a stale handle."""
@@ -59,8 +82,10 @@ class Handles:
         """What stands for an object that is gone."""
         kind = self.lib.handle_kind(pointer)
         if kind == self.kinds["EXECUTOR"]:
-            return self._executor_tombs[self.lib.handle_label(pointer)]
-        return self._tombs.get(kind) or UnknownPointer(pointer)
+            tomb = self._executor_tombs.get(self.lib.handle_label(pointer))
+        else:
+            tomb = self._tombs.get(kind)
+        return tomb or UnknownPointer(pointer)
 
     def end(self, pointer: int) -> None:
         """Forget a handle, once no call is inside."""
@@ -73,12 +98,12 @@ class Handles:
 
     def collect(self) -> None:
         """Drop the objects of handles that C has ended."""
-        count = self.lib.handles_retired(self._retired, _ROOM)
-        for place in range(count):
-            handle = self._retired[place]
+        retired = self.ffi.new("uint64_t[]", _ROOM)  # this thread's own: others are here as well
+        count = self.lib.handles_retired(retired, _ROOM)
+        for handle in self.ffi.unpack(retired, count):
             found = self.objects.pop(handle, None)
             self._owners.pop(handle, None)
-            self._contexts.pop(id(found), None)
+            self._contexts.pop(found, None)
 
 
 def _tomb(kind: str) -> Any:

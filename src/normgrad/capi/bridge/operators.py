@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from normgrad.aclnn.executor import aclOpExecutor
 from normgrad.aclnn.status import Status
 from normgrad.capi.bridge.handles import Handles
 from normgrad.capi.signatures import Function, operators
@@ -99,7 +98,7 @@ def _stage_two(handles: Handles, target: Callable[..., Any]) -> Callable[..., in
         # Only one call may have a single-use executor, here as in C. Whatever else lives behind a
         # handle must not be entered: nobody would leave it.
         inside = lib.handle_kind(pointer) == is_executor and lib.handle_begin(pointer)
-        executor = _executor(handles, pointer, bool(inside))
+        executor = (handles.find if inside else handles.dead)(pointer)
         status = target(workspace, size, executor, handles.find(stream))
         if inside:
             (lib.handle_cancel if executor.state == "ready" else lib.handle_finish)(pointer)
@@ -108,20 +107,15 @@ def _stage_two(handles: Handles, target: Callable[..., Any]) -> Callable[..., in
     return call
 
 
-def _executor(handles: Handles, pointer: int, alive: bool) -> Any:
-    if alive and type(found := handles.find(pointer)) is aclOpExecutor:
-        return found
-    return handles.dead(pointer) if pointer else None
-
-
 def _change(
     handles: Handles, target: Callable[..., Any], change: Callable[[int], int]
 ) -> Callable[..., int]:
     is_executor = handles.kinds["EXECUTOR"]
 
     def call(pointer: int) -> int:
+        executor = handles.find(pointer)  # before it ends: another thread may drop it then
         alive = handles.lib.handle_kind(pointer) == is_executor and change(pointer)
-        return int(target(_executor(handles, pointer, bool(alive))))
+        return int(target(executor if alive else handles.dead(pointer)))
 
     return call
 
@@ -139,8 +133,7 @@ def _descriptor(
         status, found = target(handles.find_face(handle), *given)
         if status == 0:
             payload = _reusable(handles, found.arrangement)
-            number = handles.new("DESCRIPTOR", found, payload=payload)
-            face = number and handles.lib.face_new(number, found.device, found.device_id)
+            face = handles.new_face("DESCRIPTOR", found, payload)
             if not face:
                 raise MemoryError("too many descriptors are alive")
             result[0] = face
