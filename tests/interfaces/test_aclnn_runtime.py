@@ -114,6 +114,44 @@ def test_devices():
     assert aclnn.aclrtMalloc(16)[0] == 107002
 
 
+def test_a_device_is_given_up_by_the_last_of_its_users(device):
+    def work():
+        statuses.extend((aclnn.aclrtSetDevice(0), aclnn.aclrtResetDevice(0)))
+
+    statuses = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert statuses == [0, 0]
+    status, pointer = aclnn.aclrtMalloc(16)  # the worker took back what it had set, not ours
+    assert status == 0, said()
+    assert aclnn.aclrtFree(pointer) == 0
+    assert aclnn.aclrtSetDevice(0) == 0
+    context = aclnn.aclrtGetCurrentContext()[1]
+    assert aclnn.aclrtResetDevice(0) == 0
+    assert aclnn.aclrtGetCurrentContext() == (0, context)
+    assert aclnn.aclrtResetDevice(0) == 0
+    assert aclnn.aclrtGetCurrentContext() == (107002, None)
+    assert aclnn.aclrtSetCurrentContext(context) == 107002
+
+
+def test_a_reset_without_a_set_is_success_and_takes_nothing():
+    assert [aclnn.aclrtResetDevice(0) for _ in range(3)] == [0, 0, 0]
+    assert aclnn.aclrtSetDevice(0) == 0
+    assert aclnn.aclrtGetDevice() == (0, 0)
+
+
+def test_users_outlive_a_destroyed_context_and_finalize(device):
+    assert aclnn.aclrtSetDevice(0) == 0
+    assert aclnn.aclrtDestroyContext(aclnn.aclrtGetCurrentContext()[1]) == 0
+    assert (aclnn.aclInit(None), aclnn.aclFinalize()) == (0, 0)
+    assert aclnn.aclrtSetDevice(0) == 0
+    assert [aclnn.aclrtResetDevice(0) for _ in range(2)] == [0, 0]
+    assert aclnn.aclrtGetDevice() == (0, 0)
+    assert aclnn.aclrtResetDevice(0) == 0
+    assert aclnn.aclrtGetDevice() == (107002, None)
+
+
 def test_a_thread_without_a_device_shares_that_of_the_process(device):
     seen = []
     thread = threading.Thread(target=lambda: seen.append(aclnn.aclrtGetDevice()))

@@ -1,6 +1,7 @@
 """The runtime subset: start and end, devices, contexts, streams and settings."""
 
 import threading
+from collections import Counter
 from typing import Any
 
 from normgrad import device
@@ -53,6 +54,7 @@ class _Process:
         self.lock = threading.Lock()
         self.initialized = False
         self.contexts: dict[int, aclrtContext] = {}  # the default context of each device
+        self.users: Counter[int] = Counter()  # of each device: set so many times more than reset
 
 
 _THREAD = _Thread()
@@ -87,7 +89,7 @@ def aclInit(configPath: str | None = None) -> Status:
 
 @runtime_status
 def aclFinalize() -> Status:
-    """End; what was allocated stays until it is freed."""
+    """End; devices stay set until they are reset, memory stays until it is freed."""
     with _PROCESS.lock:
         if not _PROCESS.initialized:
             fail(Status.ACL_ERROR_UNINITIALIZE, "aclInit was not called")
@@ -108,9 +110,10 @@ def device_count() -> int:
 
 @runtime_status
 def aclrtSetDevice(deviceId: int) -> Status:
-    """Make a device the calling thread's."""
+    """Make a device the calling thread's. Each call counts, and wants its aclrtResetDevice."""
     number = _known(deviceId)
     with _PROCESS.lock:
+        _PROCESS.users[number] += 1
         context = _PROCESS.contexts.setdefault(number, aclrtContext(number))
     _THREAD.context = context
     return ACL_SUCCESS
@@ -118,10 +121,14 @@ def aclrtSetDevice(deviceId: int) -> Status:
 
 @runtime_status
 def aclrtResetDevice(deviceId: int) -> Status:
-    """Give a device up; memory that was not freed stays readable until it is."""
+    """Take one aclrtSetDevice back; the last one gives the device up.
+
+    Memory that was not freed stays readable until it is.
+    """
     number = _known(deviceId)
     with _PROCESS.lock:
-        context = _PROCESS.contexts.pop(number, None)
+        left = _PROCESS.users[number] = max(_PROCESS.users[number] - 1, 0)
+        context = None if left else _PROCESS.contexts.pop(number, None)
         if context is not None:
             context.alive = False
     return ACL_SUCCESS
