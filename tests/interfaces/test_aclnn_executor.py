@@ -17,6 +17,7 @@ from aclnn_calls import (
     compute,
     refused,
     run,
+    sizes,
     stage_one,
     stage_two,
     tensor,
@@ -324,18 +325,49 @@ def test_destroyed_handles_and_wrong_kinds_are_161002():
     refused(LAYER_NORM, 161002, "normalizedShape must be alive", given)
 
 
-def test_nulls_come_before_the_product_and_that_before_all_else():
-    dead = tensor((2, 3, 4))
-    aclnn.aclDestroyTensor(dead)
-    given = arguments(BATCH_NORM) | {"input": dead, "gradBias": None}
-    aclnn.set_product("atlas-inference")
-    try:
-        refused(BATCH_NORM, 161001, "gradBias must not be null", given)
-        given["gradBias"] = tensor((3,))
-        refused(BATCH_NORM, 561003, "has no aclnnBatchNormBackward", given)
-    finally:
-        aclnn.set_product("ascend950")
-    refused(BATCH_NORM, 161002, "input must be alive", given)
+def dead_tensor():
+    made = tensor((2, 3, 4))
+    assert aclnn.aclDestroyTensor(made) == 0
+    return made
+
+
+def dead_sizes():
+    made = sizes(4)
+    assert aclnn.aclDestroyIntArray(made) == 0
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        (BATCH_NORM, {"input": dead_tensor()}, "input must be alive"),
+        (BATCH_NORM, {"eps": "small"}, "eps must be a number, got 'small'"),
+        (BATCH_NORM, {"training": 0.5}, "training must be a boolean, got 0.5"),
+        (LAYER_NORM, {"normalizedShape": dead_sizes()}, "normalizedShape must be alive"),
+        (GROUP_NORM, {"HxW": 2**63}, f"HxW must be an int64, got {2**63}"),
+        (GROUP_NORM, {"group": 0.5}, "group must be an integer, got 0.5"),
+    ],
+)
+def test_nulls_come_before_the_product_and_that_before_all_else(name, wrong, words):
+    given = arguments(name) | wrong
+    last = OUTPUTS[name][-1]
+    aclnn.set_product("atlas-200i-500-a2")
+    refused(name, 161001, f"{last} must not be null", given | {last: None})
+    refused(name, 561003, f"has no {name}", given)
+    aclnn.set_product("ascend950")
+    refused(name, 161002, words, given)
+
+
+@pytest.mark.parametrize("name", [BATCH_NORM, LAYER_NORM, GROUP_NORM])
+def test_a_mask_that_cannot_be_read_is_refused_after_the_product(name):
+    given = arguments(name)
+    assert aclnn.aclDestroyBoolArray(given["outputMask"]) == 0
+    aclnn.set_product("atlas-200i-500-a2")
+    refused(name, 561003, f"has no {name}", given)
+    refused(name, 161001, "gradOut must not be null", given | {"gradOut": None})
+    aclnn.set_product("ascend950")
+    refused(name, 161002, "outputMask must be alive", given)
+    refused(name, 161002, "outputMask must be an aclBoolArray", given | {"outputMask": [1, 1, 1]})
 
 
 def test_masked_off_outputs_are_never_looked_at():

@@ -156,7 +156,7 @@ def aclnnBatchNormBackwardGetWorkspaceSize(
             gradWeight,
             gradBias,
         ),
-        (truth("training", training), number("eps", eps)),
+        lambda: (truth("training", training), number("eps", eps)),
         outputMask,
     )
 

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from normgrad import device
@@ -76,22 +77,24 @@ def no_stage_one(status: Status) -> StageOneAnswer:
 def stage_one(
     page: Operator,
     tensors: tuple[Any, ...],
-    options: tuple[Any, ...] = (),
+    options: Callable[[], tuple[Any, ...]] = tuple,
     mask: Any = NO_MASK,
 ) -> StageOneAnswer:
-    """Nulls, product, rules, plan, memory: in this order."""
-    tensors = nulls_as_none(page, tensors)
+    """Nulls, product, rules, plan, memory: in this order. ``options`` may break a rule."""
+    tensors = _nulls_as_none(page, tensors)
     bits = _bits(mask)
     if mask is not NO_MASK:
         tensors = _requested(page, tensors, bits)
     current = settings()
     if page.name not in current.product.operators:
         fail(NO_KERNEL, f"{current.product.title} has no {page.name}")
+    if mask is not NO_MASK:
+        living(mask, "outputMask", aclBoolArray)
     kinds: list[TensorKind | None] = [
         None if value is None else living(value, name, aclTensor).kind
         for name, value in zip(page.tensors, tensors, strict=True)
     ]
-    decision = _decide(page, current.product, current.saved, tuple(kinds), bits, options)
+    decision = _decide(page, current.product, current.saved, tuple(kinds), bits, options())
     placed: list[Placed | None] = [None] * len(ROLES)
     used = []
     for slot, place, name in decision.slots:
@@ -110,7 +113,7 @@ def stage_one(
     return ACL_SUCCESS, executor.workspace_bytes, executor
 
 
-def nulls_as_none(page: Operator, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+def _nulls_as_none(page: Operator, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """The tensors, with None for null; 161001 for the first that must not be."""
     # The type first: asking each of nine tensors whether it is null takes 1 us.
     kept = tuple(
@@ -139,8 +142,8 @@ def _bits(mask: Any) -> tuple[bool, ...]:
         return ()
     if is_null(mask):
         fail(NULLPTR, "outputMask must not be null")
-    bits: tuple[bool, ...] = living(mask, "outputMask", aclBoolArray).values
-    return bits
+    # One that cannot be read asks for nothing; it is refused after the product.
+    return mask.values if type(mask) is aclBoolArray and mask.alive else ()
 
 
 @functools.lru_cache(maxsize=_CACHED)

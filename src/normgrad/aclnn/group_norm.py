@@ -82,7 +82,7 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
     return stage_one(
         PAGE,
         (gradOut, input, mean, rstd, gamma, gradInput, gradGammaOut, gradBetaOut),
-        (integer("N", N), integer("C", C), integer("HxW", HxW), integer("group", group)),
+        lambda: (integer("N", N), integer("C", C), integer("HxW", HxW), integer("group", group)),
         outputMask,
     )
 

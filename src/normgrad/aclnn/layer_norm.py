@@ -4,13 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from normgrad.aclnn.constants import DTYPE_BYTES, dtype_name
-from normgrad.aclnn.executor import (
-    StageOneAnswer,
-    no_stage_one,
-    nulls_as_none,
-    stage_one,
-    stage_two,
-)
+from normgrad.aclnn.executor import StageOneAnswer, no_stage_one, stage_one, stage_two
 from normgrad.aclnn.products import LAYER_NORM, SAME_OR_FLOAT
 from normgrad.aclnn.rules import Call, Operator, floats, mask_has_three, one_of, same_type
 from normgrad.aclnn.status import (
@@ -134,12 +128,13 @@ def aclnnLayerNormBackwardGetWorkspaceSize(
         gradWeightOut,
         gradBiasOut,
     )
-    tensors = nulls_as_none(PAGE, tensors)
     if is_null(normalizedShape):
         fail(NULLPTR, "normalizedShape must not be null")
-    if is_null(outputMask):
-        fail(NULLPTR, "outputMask must not be null")
-    sizes = living(normalizedShape, "normalizedShape", aclIntArray).values
+
+    def sizes() -> tuple[int, ...]:
+        values: tuple[int, ...] = living(normalizedShape, "normalizedShape", aclIntArray).values
+        return values
+
     return stage_one(PAGE, tensors, sizes, outputMask)
 
 
