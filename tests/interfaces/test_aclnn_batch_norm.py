@@ -145,21 +145,35 @@ def test_data_differ_in_format(name):
     check(161002, words, **{name: tensor((2, 3, 4), F32, NCL)})
 
 
+PRIVATE = (
+    aclnn.ACL_FORMAT_NC1HWC0,
+    aclnn.ACL_FORMAT_FRACTAL_Z,
+    aclnn.ACL_FORMAT_FRACTAL_NZ,
+    aclnn.ACL_FORMAT_NDC1HWC0,
+    aclnn.ACL_FRACTAL_Z_3D,
+)
+
+
 @pytest.mark.parametrize(
-    "format",
-    [
-        aclnn.ACL_FORMAT_NC1HWC0,
-        aclnn.ACL_FORMAT_FRACTAL_Z,
-        aclnn.ACL_FORMAT_FRACTAL_NZ,
-        aclnn.ACL_FORMAT_NDC1HWC0,
-        aclnn.ACL_FRACTAL_Z_3D,
-        aclnn.ACL_FORMAT_HWCN,
-        aclnn.ACL_FORMAT_UNDEFINED,
-    ],
+    "format", [*PRIVATE, aclnn.ACL_FORMAT_HWCN, aclnn.ACL_FORMAT_UNDEFINED], ids=lambda f: f.name
 )
 def test_format_outside_the_supported_range(format):
     given = arguments(BATCH_NORM, format=format)
     refused(BATCH_NORM, 161002, ("gradOut must have a format of", f"got {format.name}"), given)
+
+
+@pytest.mark.parametrize("name", [*VECTORS, *PARAM_GRADS])
+@pytest.mark.parametrize("format", PRIVATE, ids=lambda f: f.name)
+def test_private_format_of_a_vector(name, format):
+    wrong = {name: tensor((3,), F32, format)}
+    check(161002, f"{name} must not have a private format, got {format.name}", **wrong)
+    if name in PARAM_GRADS:  # masked off, nobody looks
+        fine(**wrong, outputMask=mask(True, name != "gradWeight", name != "gradBias"))
+
+
+@pytest.mark.parametrize("format", [form for form in aclnn.aclFormat if form not in PRIVATE])
+def test_a_vector_with_any_other_tag_is_a_vector(format):
+    fine(**{name: tensor((3,), F32, format) for name in (*VECTORS, *PARAM_GRADS)})
 
 
 @pytest.mark.parametrize("product", ["atlas-a2", "atlas-a3", "atlas-training"])
@@ -262,6 +276,7 @@ def test_eps_counts_in_inference_only():
     fine(eps=float("nan"))
     check(161002, "eps must be finite and not negative, got nan", eps=float("nan"), training=False)
     check(161002, "eps must be finite and not negative, got -1.0", eps=-1.0, training=False)
+    check(161002, "eps must be finite and not negative, got inf", eps=float("inf"), training=False)
 
 
 def test_variance_option():

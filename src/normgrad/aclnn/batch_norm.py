@@ -17,7 +17,15 @@ from normgrad.aclnn.constants import (
 from normgrad.aclnn.executor import StageOneAnswer, no_stage_one, stage_one, stage_two
 from normgrad.aclnn.options import number, truth
 from normgrad.aclnn.products import BATCH_NORM
-from normgrad.aclnn.rules import Call, Operator, floats, mask_has_three, one_of, same_type
+from normgrad.aclnn.rules import (
+    Call,
+    Operator,
+    floats,
+    mask_has_three,
+    no_private_format,
+    one_of,
+    same_type,
+)
 from normgrad.aclnn.status import INVALID, OPERATOR_CODES, Status, fail, operator_status, reports
 from normgrad.aclnn.tensors import aclBoolArray, aclTensor
 from normgrad.spec import Op, Spec
@@ -120,6 +128,7 @@ PAGE: Final = Operator(
         param_grads_fit_weight,
         same_type("gradWeight", "gradBias"),
         formats_alike_and_plain,
+        no_private_format(*VECTORS, *PARAM_GRADS),
     ),
     request=request,
 )
