@@ -279,6 +279,12 @@ def test_eps_counts_in_inference_only():
     check(161002, "eps must be finite and not negative, got inf", eps=float("inf"), training=False)
 
 
+@pytest.mark.parametrize("wrong", ["1e-5", b"1e-5", None, [1e-5], 10**400, 1j])
+def test_eps_is_a_number(wrong):
+    """By the rule of the functional API."""
+    check(161002, f"eps must be a number, got {wrong!r}", eps=wrong)
+
+
 def test_variance_option():
     x = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
     out = [np.full(size, np.nan, np.float32) for size in ((1, 2, 4), 2, 2)]

@@ -14,7 +14,7 @@ from normgrad.aclnn.status import (
     runtime_status,
 )
 from normgrad.device import memory, memory_of
-from normgrad.device.failures import INTEGERS, is_null, one_of, whole
+from normgrad.device.failures import INTEGERS, not_null, one_of, whole
 from normgrad.device.memory import OwnershipError
 
 Pointer = int | None
@@ -121,7 +121,7 @@ def _copy(
 
 
 def _free(table: memory.Allocations, name: str, pointer: Any, freer: str) -> Status:
-    address = _address(name, pointer)
+    address = not_null(BAD_PARAM, name, pointer)
     try:
         table.release(address, freer)
     except OwnershipError as fault:
@@ -130,7 +130,7 @@ def _free(table: memory.Allocations, name: str, pointer: Any, freer: str) -> Sta
 
 
 def _device_side(name: str, pointer: Any, nbytes: int) -> int:
-    address = _address(name, pointer)
+    address = not_null(BAD_PARAM, name, pointer)
     if memory.checked:
         _require(memory.DEVICE, name, address, nbytes, foreign=False)
     return address
@@ -138,7 +138,7 @@ def _device_side(name: str, pointer: Any, nbytes: int) -> int:
 
 def _host_side(name: str, buffer: HostBuffer, nbytes: int, *, written: bool) -> int:
     if buffer is None or isinstance(buffer, INTEGERS):
-        address = _address(name, buffer)
+        address = not_null(BAD_PARAM, name, buffer)
         if memory.checked:
             # Host addresses may be anybody's; those that we know must hold.
             _require(memory.HOST, name, address, nbytes, foreign=True)
@@ -158,12 +158,6 @@ def _require(
         table.require(address, address + nbytes, foreign=foreign)
     except OwnershipError as fault:
         fail(BAD_PARAM, f"{name} must have {nbytes} bytes of live {table.space} memory: {fault}")
-
-
-def _address(name: str, pointer: Any) -> int:
-    if is_null(pointer):
-        fail(BAD_PARAM, f"{name} must not be null")
-    return whole(BAD_PARAM, name, pointer)
 
 
 def _size(name: str, value: Any) -> int:

@@ -3,8 +3,10 @@
 import operator
 from typing import Any
 
+from normgrad import options
 from normgrad.aclnn.status import INVALID, fail
 from normgrad.device.failures import whole
+from normgrad.errors import OptionError
 
 
 def truth(name: str, value: Any) -> bool:
@@ -20,9 +22,9 @@ def truth(name: str, value: Any) -> bool:
 def number(name: str, value: Any) -> float:
     """A double."""
     try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        fail(INVALID, f"{name} must be a number, got {value!r}")
+        return options.number(name, value)
+    except OptionError as error:
+        fail(INVALID, str(error))
 
 
 def integer(name: str, value: Any) -> int:

@@ -101,11 +101,7 @@ def device_count() -> int:
     """How many devices there are: the host is one, or the GPUs from NORMGRAD_DEVICE's on."""
     device.memory_of(_place(0))  # raises where there is no such device
     first = device.first_gpu()
-    if first is None:
-        return 1
-    import torch
-
-    return torch.cuda.device_count() - first
+    return 1 if first is None else device.gpu_count() - first
 
 
 @runtime_status

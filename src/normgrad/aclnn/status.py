@@ -68,13 +68,12 @@ def _bare(status: Status) -> Status:
     return status
 
 
-_RT = (Status.ACL_ERROR_INTERNAL_ERROR, Status.ACL_ERROR_BAD_ALLOC)
-_NN = (Status.ACLNN_ERR_INNER, Status.ACLNN_ERR_RUNTIME_ERROR)
-# Runtime functions and operator functions without results beside the status.
-runtime_status = reports(*_RT, _bare)
-operator_status = reports(*_NN, _bare)
-RUNTIME_CODES: Final = _RT
-OPERATOR_CODES: Final = _NN
+# What a failure inside and one for want of memory are: of the runtime, and of the operators.
+RUNTIME_CODES: Final = (Status.ACL_ERROR_INTERNAL_ERROR, Status.ACL_ERROR_BAD_ALLOC)
+OPERATOR_CODES: Final = (Status.ACLNN_ERR_INNER, Status.ACLNN_ERR_RUNTIME_ERROR)
+# Functions without results beside the status.
+runtime_status = reports(*RUNTIME_CODES, _bare)
+operator_status = reports(*OPERATOR_CODES, _bare)
 
 __all__ = [
     "ACLNN_SUCCESS",

@@ -23,7 +23,7 @@ from normgrad.aclnn.status import (
     reports,
 )
 from normgrad.arrays import Array, kind_of
-from normgrad.device.failures import INTEGERS, alive, is_null, length, whole
+from normgrad.device.failures import INTEGERS, alive, integers, is_null, items, whole
 from normgrad.errors import ArrayTypeError, DtypeError
 from normgrad.spec import TensorSpec, row_major
 
@@ -177,8 +177,7 @@ def tensor(array: Array, format: int = ACL_FORMAT_ND) -> aclTensor:
 @reports(*OPERATOR_CODES, _no_bools)
 def aclCreateBoolArray(value: Sequence[bool] | None, size: int) -> aclBoolArray | None:
     """The first ``size`` booleans, copied; None where there are none to copy."""
-    items = _items("value", value, size)
-    return aclBoolArray(tuple([bool(item) for item in items]))
+    return aclBoolArray(tuple([bool(item) for item in _items("value", value, size)]))
 
 
 @reports(*OPERATOR_CODES, _no_integers)
@@ -264,16 +263,8 @@ def _asked(tensor: aclTensor | None) -> aclTensor:
 
 
 def _items(name: str, values: Any, count: int) -> tuple[Any, ...]:
-    number = length(INVALID, f"the number of {name}", count)
-    if number == 0:
-        return ()
-    if is_null(values):
-        fail(NULLPTR, f"{name} must not be null for {number} elements")
-    items = tuple(values)
-    if number > len(items):
-        fail(INVALID, f"{name} must have {number} elements, got {len(items)}")
-    return items[:number]
+    return items(INVALID, NULLPTR, name, values, count, f"the number of {name}")
 
 
 def _integers(name: str, values: Any, count: int) -> tuple[int, ...]:
-    return tuple([whole(INVALID, name, item) for item in _items(name, values, count)])
+    return integers(INVALID, NULLPTR, name, values, count, f"the number of {name}")

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from normgrad.spec import TensorSpec
 
-__all__ = ["Memory", "default_device", "first_gpu", "memory_of"]
+__all__ = ["Memory", "default_device", "first_gpu", "gpu_count", "memory_of"]
 
 
 class Memory(Protocol):
@@ -50,6 +50,15 @@ def first_gpu() -> int | None:
     return _gpu(default_device())
 
 
+def gpu_count() -> int:
+    """How many GPUs torch sees; none without torch."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return torch.cuda.device_count()
+
+
 def _gpu(device: str) -> int | None:
     kind, _, index = device.partition(":")
     return int(index) if kind == "cuda" and index.isdecimal() else None
@@ -67,7 +76,7 @@ def memory_of(device: str) -> Memory:
             from normgrad.device.host import HostMemory
 
             memory = HostMemory()
-        elif device == "cuda" or _gpu(device) is not None:
+        elif _gpu(device) is not None:
             from normgrad.device.cuda import CudaMemory
 
             memory = CudaMemory(device)

@@ -72,6 +72,13 @@ def whole(status: IntEnum, name: str, value: Any) -> int:
         fail(status, f"{name} must be an integer, got {value!r}")
 
 
+def not_null(status: IntEnum, name: str, pointer: Any) -> int:
+    """An address that is not null, or the status."""
+    if is_null(pointer):
+        fail(status, f"{name} must not be null")
+    return whole(status, name, pointer)
+
+
 def one_of(status: IntEnum, name: str, value: Any, choices: type[IntEnum]) -> int:
     """A value of an enumeration, or the status."""
     if not isinstance(value, INTEGERS) or value not in tuple(choices):
@@ -85,6 +92,29 @@ def length(status: IntEnum, name: str, count: Any) -> int:
     if not 0 <= number <= LONGEST:
         fail(status, f"{name} must be 0 to {LONGEST}, got {number}")
     return number
+
+
+def items(
+    status: IntEnum, null: IntEnum, name: str, values: Any, count: Any, counted: str
+) -> tuple[Any, ...]:
+    """The first elements of an array, as many as ``counted`` says; ``null`` for no array at all."""
+    number = length(status, counted, count)
+    if number == 0:
+        return ()
+    if is_null(values):
+        fail(null, f"{name} must not be null for {number} elements")
+    found = tuple(values)
+    if number > len(found):
+        fail(status, f"{name} must have {number} elements, got {len(found)}")
+    return found[:number]
+
+
+def integers(
+    status: IntEnum, null: IntEnum, name: str, values: Any, count: Any, counted: str
+) -> tuple[int, ...]:
+    """The same of integers."""
+    found = items(status, null, name, values, count, counted)
+    return tuple([whole(status, name, item) for item in found])
 
 
 def alive(status: IntEnum, handle: Any, name: str, cls: type[Any]) -> Any:

@@ -4,7 +4,7 @@ import functools
 from typing import Any, Final
 
 from normgrad import device as devices
-from normgrad.device.failures import is_null, whole
+from normgrad.device.failures import is_null, not_null, whole
 from normgrad.device.launch import SLOT, Arrangement, Span
 from normgrad.errors import ArgumentError, BackendError
 from normgrad.hostmem import byte_range
@@ -214,7 +214,7 @@ def infiniopBatchNormBackward(
         if low == high:  # empty: there may be no memory at all
             spans[slot] = Span(0, 0, 0)
             continue
-        address = _address(name, pointer)
+        address = not_null(BAD_PARAM, name, pointer)
         check_range(name, address + low, address + high)
         spans[slot] = Span(address, address + low, address + high)
     scratch = 0 if is_null(workspace) else whole(BAD_PARAM, "workspace", workspace)
@@ -256,9 +256,3 @@ def _descriptor(desc: Any) -> infiniopBatchNormBackwardDescriptor_t:
         desc, "desc", infiniopBatchNormBackwardDescriptor_t
     )
     return found
-
-
-def _address(name: str, pointer: Any) -> int:
-    if is_null(pointer):
-        fail(BAD_PARAM, f"{name} must not be null")
-    return whole(BAD_PARAM, name, pointer)

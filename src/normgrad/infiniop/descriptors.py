@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from normgrad.device.failures import alive, is_null, length, whole
+from normgrad.device.failures import alive, integers, is_null, whole
 from normgrad.infiniop.constants import infiniDtype_t
 from normgrad.infiniop.runtime import current_device
 from normgrad.infiniop.status import (
@@ -108,12 +108,4 @@ def living(handle: Any, name: str, cls: type[Any]) -> Any:
 
 
 def _integers(name: str, values: Any, count: Any) -> tuple[int, ...]:
-    number = length(BAD_PARAM, "ndim", count)
-    if number == 0:
-        return ()
-    if is_null(values):
-        fail(NULL_POINTER, f"{name} must not be null for {number} axes")
-    items = tuple([whole(BAD_PARAM, name, item) for item in values])
-    if number > len(items):
-        fail(BAD_PARAM, f"{name} must have {number} elements, got {len(items)}")
-    return items[:number]
+    return integers(BAD_PARAM, NULL_POINTER, name, values, count, "ndim")

@@ -79,13 +79,7 @@ def device_count(kind: int) -> int:
     """How many devices of a kind there are: the host is one."""
     if not isinstance(kind, INTEGERS) or kind not in tuple(infiniDevice_t):
         fail(UNSUPPORTED_DEVICE, f"device must be CPU (0) or NVIDIA (1), got {kind!r}")
-    if kind == INFINI_DEVICE_CPU:
-        return 1
-    try:
-        import torch
-    except ImportError:
-        return 0
-    return torch.cuda.device_count()
+    return 1 if kind == INFINI_DEVICE_CPU else device.gpu_count()
 
 
 @status_only

@@ -42,6 +42,8 @@ def recent_error() -> str:
     return messages.recent()
 
 
+CODES: Final = (INTERNAL, INTERNAL)  # a failure inside, and one for want of memory
+
 Returned = TypeVar("Returned")
 Arguments = ParamSpec("Arguments")
 
@@ -50,7 +52,7 @@ def reports(
     answer: Callable[[Status], Returned],
 ) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
     """Failures inside and used-up memory are status 1."""
-    return failures.reports(INTERNAL, INTERNAL, answer)
+    return failures.reports(*CODES, answer)
 
 
 def _bare(status: Status) -> Status:
@@ -64,6 +66,7 @@ __all__ = [
     "BAD_PARAM",
     "BAD_SHAPE",
     "BAD_STRIDES",
+    "CODES",
     "INTERNAL",
     "NO_DEVICE",
     "NULL_POINTER",

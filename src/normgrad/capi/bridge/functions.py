@@ -5,27 +5,27 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from normgrad import aclnn, infiniop
-from normgrad.aclnn.status import Status
+from normgrad.aclnn import status as acl
 from normgrad.capi.bridge import arrays, operators
 from normgrad.capi.bridge.handles import Handles
 from normgrad.capi.generate import bridged
 from normgrad.capi.signatures import FACES, HANDLES, Function, Parameter
 from normgrad.device import memory, messages
-from normgrad.infiniop.constants import infiniStatus_t
+from normgrad.infiniop import status as infini
 
 External = Callable[..., Any]
 
 # What a failure of this side itself returns: inside, and for want of memory.
-_FAILED: Final = {
-    "aclError": (Status.ACL_ERROR_INTERNAL_ERROR, Status.ACL_ERROR_BAD_ALLOC),
-    "aclnnStatus": (Status.ACLNN_ERR_INNER, Status.ACLNN_ERR_RUNTIME_ERROR),
-    "infiniStatus_t": (infiniStatus_t.INFINI_STATUS_INTERNAL_ERROR,) * 2,
+_FAILED: Final[dict[str, tuple[int, int]]] = {
+    "aclError": acl.RUNTIME_CODES,
+    "aclnnStatus": acl.OPERATOR_CODES,
+    "infiniStatus_t": infini.CODES,
 }
 # What a null pointer for a result returns.
-_NULL: Final = {
-    "aclError": Status.ACL_ERROR_INVALID_PARAM,
-    "aclnnStatus": Status.ACLNN_ERR_PARAM_NULLPTR,
-    "infiniStatus_t": infiniStatus_t.INFINI_STATUS_NULL_POINTER,
+_NULL: Final[dict[str, int]] = {
+    "aclError": acl.BAD_PARAM,
+    "aclnnStatus": acl.NULLPTR,
+    "infiniStatus_t": infini.NULL_POINTER,
 }
 _BAD_PARAM: Final = (
     "infiniopCreateBatchNormBackwardDescriptor",
@@ -131,7 +131,7 @@ def null_result(function: Function, name: str) -> int:
     """The status for a result that has no place to go."""
     messages.record(f"{function.name}: {name} must not be null")
     if function.name in _BAD_PARAM:
-        return int(infiniStatus_t.INFINI_STATUS_BAD_PARAM)
+        return int(infini.BAD_PARAM)
     return int(_NULL[function.result])
 
 
