@@ -109,6 +109,11 @@ def arguments(name, data=F32, vectors=None, shape=(2, 3, 4), format=aclnn.ACL_FO
     }
 
 
+def said():
+    """The sentence of the thread's last failure."""
+    return aclnn.aclGetRecentErrMsg()
+
+
 def stage_one(name, given):
     return getattr(aclnn, f"{name}GetWorkspaceSize")(*[given[key] for key in PARAMETERS[name]])
 
@@ -136,23 +141,22 @@ def run(name, executor, size, stream=None):
 def compute(name, given):
     """Both stages."""
     status, size, executor = stage_one(name, given)
-    assert status == 0, aclnn.aclGetRecentErrMsg()
-    assert run(name, executor, size) == 0, aclnn.aclGetRecentErrMsg()
+    assert status == 0, said()
+    assert run(name, executor, size) == 0, said()
 
 
 def refused(name, status, words, given):
     """Stage 1 returns the status, says the words, and gives nothing."""
     answer = stage_one(name, given)
-    assert answer == (status, 0, None), (answer, aclnn.aclGetRecentErrMsg())
-    said = aclnn.aclGetRecentErrMsg()
-    assert said.startswith(f"{name}GetWorkspaceSize: ")
+    assert answer == (status, 0, None), (answer, said())
+    assert said().startswith(f"{name}GetWorkspaceSize: ")
     for word in words if isinstance(words, tuple) else (words,):
-        assert word in said, said
+        assert word in said(), said()
 
 
 def accepted(name, given):
     status, _, executor = stage_one(name, given)
-    assert status == 0, aclnn.aclGetRecentErrMsg()
+    assert status == 0, said()
     assert aclnn.aclDestroyAclOpExecutor(executor) == 0
 
 

@@ -10,3 +10,8 @@ def _default_product():
     aclnn.set_product("ascend950")
     yield
     aclnn.set_product("ascend950")
+
+
+@pytest.fixture
+def device():
+    assert aclnn.aclrtSetDevice(0) == 0

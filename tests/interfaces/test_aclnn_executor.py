@@ -17,6 +17,7 @@ from aclnn_calls import (
     compute,
     refused,
     run,
+    said,
     sizes,
     stage_one,
     stage_two,
@@ -27,14 +28,7 @@ from normgrad import aclnn
 from normgrad.aclnn import executor as executors
 from normgrad.device import memory
 
-
-@pytest.fixture(autouse=True)
-def _device():
-    aclnn.aclrtSetDevice(0)
-
-
-def said():
-    return aclnn.aclGetRecentErrMsg()
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def on_device(array, **options):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from aclnn_calls import said
 
 import normgrad.aclnn.runtime
 from normgrad import aclnn
@@ -19,15 +20,6 @@ H2H, H2D, D2H, D2D = aclnn.aclrtMemcpyKind
 def _fresh(monkeypatch):
     monkeypatch.setattr(normgrad.aclnn.runtime, "_PROCESS", normgrad.aclnn.runtime._Process())
     monkeypatch.setattr(normgrad.aclnn.runtime, "_THREAD", normgrad.aclnn.runtime._Thread())
-
-
-@pytest.fixture
-def device():
-    assert aclnn.aclrtSetDevice(0) == 0
-
-
-def said():
-    return aclnn.aclGetRecentErrMsg()
 
 
 def test_every_status_has_a_sentence():

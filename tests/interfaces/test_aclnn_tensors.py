@@ -12,20 +12,14 @@ from aclnn_calls import (
     compute,
     numpy_type,
     refused,
+    said,
     tensor,
 )
 
 from normgrad import DtypeError, aclnn, batch_norm_backward, layer_norm_backward
 from normgrad.device import memory
 
-
-@pytest.fixture(autouse=True)
-def _device():
-    aclnn.aclrtSetDevice(0)
-
-
-def said():
-    return aclnn.aclGetRecentErrMsg()
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def create(**changes):
