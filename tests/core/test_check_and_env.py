@@ -1,6 +1,8 @@
 """The command line: exit codes, options, plain text in a pipe."""
 
+import io
 import json
+import os
 import subprocess
 import sys
 
@@ -210,6 +212,48 @@ def test_a_reader_that_leaves_early_is_no_error():
     )
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("env >&-", 0), ("env <&- >&- 2>&-", 0), ("check --seed -1 2>&-", 2)],
+)
+def test_closed_streams_are_no_error(words, code):
+    command = f"{sys.executable} -m normgrad {words}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_letters_that_the_terminal_lacks_are_no_error(install, tmp_path, monkeypatch):
+    class Foreign(ReferenceBackend):
+        def run(self, plan, addresses, workspace, stream):
+            raise ValueError("é→\udce9")
+
+    install(Foreign())
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", screen)
+    report, page = tmp_path / "report.json", tmp_path / "report.html"
+    assert cli.main([*QUICK, "--json", str(report), "--html", str(page)]) == 1
+    screen.flush()
+    assert rb"ValueError: \xe9\u2192\udce9" in screen.buffer.getvalue()
+    assert json.loads(report.read_text())["rows"][0]["detail"] == "ValueError: é→\udce9"
+    assert r"é→\udce9" in page.read_text(encoding="utf-8")
+
+
+def test_files_are_written_before_anything_is_printed(tmp_path, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+        def fileno(self):
+            return os.open(os.devnull, os.O_WRONLY)
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    path = tmp_path / "report.json"
+    assert cli.main([*QUICK, "--json", str(path)]) == 0
+    assert json.loads(path.read_text())["rows"]
 
 
 def test_a_terminal_gets_a_rich_table(monkeypatch, capsys):

@@ -10,9 +10,11 @@ from normgrad.verify.foreign import Outcome
 
 
 def finish(args: argparse.Namespace, outcomes: list[Outcome]) -> int:
-    """Print, write; 0 if something passed and nothing failed, else 1."""
-    _show(outcomes)
+    """Write, print; 0 if something passed and nothing failed, else 1."""
     _write(args, outcomes)
+    _show(outcomes)
+    if args.html:
+        print(f"wrote {args.html}")
     count = Counter(one.verdict for one in outcomes)
     print(f"{count['PASS']} passed, {count['FAIL']} failed, {count['NONE']} not offered")
     return 0 if count["PASS"] and not count["FAIL"] else 1
@@ -59,5 +61,5 @@ def _write(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
     if args.html:
         from normgrad.verify import page
 
-        args.html.write_text(page.render(outcomes, environment()), encoding="utf-8")
-        print(f"wrote {args.html}")
+        text = page.render(outcomes, environment())
+        args.html.write_text(text, encoding="utf-8", errors="backslashreplace")
