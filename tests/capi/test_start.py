@@ -1,5 +1,6 @@
 """Where the library finds Python, and what it says when it does not."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from normgrad import cli
 from normgrad.capi import build, signatures
 
 from .conftest import HERE, SRC, Library, execute, plain_environment
@@ -199,9 +201,56 @@ def test_flags_need_a_build(tmp_path):
 
 
 def test_build_says_what_it_lacks(tmp_path, monkeypatch):
-    monkeypatch.setenv("CC", "/nonexistent/cc")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(build.BuildError, match="there is no C compiler"):
         build.build(tmp_path)
-    monkeypatch.delenv("CC")
     with pytest.raises(build.BuildError, match="must have no spaces"):
         build.build(tmp_path / "a folder")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("/nonexistent/cc -m64", "there is no program '/nonexistent/cc'"),
+        ("cc '", "No closing quotation"),
+    ],
+)
+def test_a_compiler_that_is_none_is_named(command, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", command)
+    named = re.escape(repr(command))
+    with pytest.raises(build.BuildError, match=f"^CC must be .*{named}.*{words}"):
+        build.build(tmp_path)
+
+
+@pytest.mark.parametrize("letter", [",", ":", ";", "'", '"', "\\"])
+def test_a_prefix_that_would_break_flags_is_refused(letter, tmp_path, capsys):
+    prefix = str(tmp_path / f"a{letter}b")
+    for verb in ("build-capi", "capi-flags"):
+        assert cli.main([verb, "--prefix", prefix]) == 2
+        assert "the prefix must have no spaces and none of ,:;" in capsys.readouterr().err
+    assert not Path(prefix).exists()
+
+
+def test_a_build_without_cffi_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cffi", None)  # an import of it raises
+    monkeypatch.setattr(build, "compiler", lambda: ["cc"])
+    monkeypatch.setattr(build, "_run", lambda command: pytest.fail("something was compiled"))
+    with pytest.raises(build.BuildError, match=r"cffi is missing .*: pip install cffi"):
+        build.build(tmp_path / "prefix")
+    assert not (tmp_path / "prefix").exists()
+
+
+def test_a_build_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    def only_the_library(command):
+        target = Path(command[command.index("-o") + 1])
+        if target.name != build.LIBRARY:
+            raise build.BuildError("the module does not compile")
+        target.touch()
+
+    pytest.importorskip("cffi")
+    monkeypatch.setattr(build, "_run", only_the_library)
+    monkeypatch.setattr(build, "compiler", lambda: ["cc"])
+    with pytest.raises(build.BuildError, match="the module does not compile"):
+        build.build(tmp_path / "prefix")
+    assert not (tmp_path / "prefix").exists()

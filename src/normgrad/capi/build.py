@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import normgrad
 from normgrad.capi import generate, packages, signatures
@@ -28,6 +28,8 @@ _FLAGS: Final = (
     *("-std=c11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread"),
     *("-Wall", "-Wextra", "-Werror=implicit-function-declaration"),
 )
+# What would end a path early: in -Wl and in a RPATH, in CMake's lists, as quotes of pkg-config's.
+_BREAKING: Final = ",:;'\"\\"
 
 
 class BuildError(NormgradError):
@@ -46,34 +48,52 @@ def default_prefix() -> Path:
 
 def compiler() -> list[str]:
     """The C compiler: ``CC``, else cc, gcc or clang. Raises where there is none."""
-    wish = shlex.split(os.environ.get("CC", ""))
-    for command in [wish] if wish else [["cc"], ["gcc"], ["clang"]]:
+    wish = os.environ.get("CC", "")
+    try:
+        words = shlex.split(wish)
+    except ValueError as error:
+        msg = f"CC must be a command, got {wish!r}: {error}"
+        raise BuildError(msg) from error
+    for command in [words] if words else [["cc"], ["gcc"], ["clang"]]:
         if shutil.which(command[0]):
             return command
     msg = "there is no C compiler: install gcc or clang, or set CC"
+    if words:
+        msg = f"CC must be a C compiler, got {wish!r}: there is no program {words[0]!r}"
     raise BuildError(msg)
 
 
-def build(prefix: Path, extra_flags: tuple[str, ...] = ()) -> None:
-    """Write headers, libraries, pkg-config file and CMake package under ``prefix``."""
+def checked_prefix(prefix: Path) -> Path:
+    """The absolute path; raises where the flags made of it would not work."""
     prefix = prefix.absolute()
-    if any(character.isspace() for character in str(prefix)):
-        msg = f"the prefix must have no spaces, they break compiler flags: {str(prefix)!r}"
+    if any(character.isspace() or character in _BREAKING for character in str(prefix)):
+        listed = f"no spaces and none of {_BREAKING}"
+        msg = f"the prefix must have {listed}, they break compiler flags: {str(prefix)!r}"
         raise BuildError(msg)
+    return prefix
+
+
+def build(prefix: Path, extra_flags: tuple[str, ...] = ()) -> None:
+    """Write headers, libraries, pkg-config file and CMake package under ``prefix``.
+
+    What is there stays as it is until everything has been made.
+    """
+    prefix = checked_prefix(prefix)
     if sys.platform != "linux" or sys.maxsize < 2**32:
         msg = f"the C libraries need 64-bit Linux, this is {sys.platform}"
         raise BuildError(msg)
-    command = [*compiler(), *_FLAGS, *extra_flags]
-    libraries = prefix / "lib64"
-    (libraries / "normgrad").mkdir(parents=True, exist_ok=True)
-    shutil.copytree(signatures.INCLUDE, prefix / "include", dirs_exist_ok=True)
+    include = sysconfig.get_paths()["include"]
+    command = [*compiler(), *_FLAGS, *extra_flags, f"-I{include}"]
+    if not (Path(include) / "Python.h").exists():
+        msg = f"there is no Python.h in {include}: install Python's development files"
+        raise BuildError(msg)
+    ffi = _ffi()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write_sources(folder)
-        _compile_library(command, folder, libraries)
-        _compile_module(command, folder, libraries / "normgrad")
-    _link(prefix)
-    packages.write(prefix)
+        library = _compile_library(command, folder)
+        module = _compile_module(command, folder, ffi)
+        _install(prefix, library, module)
 
 
 def _write_sources(folder: Path) -> None:
@@ -124,44 +144,55 @@ def has_libpython() -> bool:
     return libpython().is_absolute()
 
 
-def _compile_library(command: list[str], folder: Path, libraries: Path) -> None:
+def _compile_library(command: list[str], folder: Path) -> Path:
     sources = sorted(folder.glob("*.c"))
-    include = sysconfig.get_paths()["include"]
-    if not (Path(include) / "Python.h").exists():
-        msg = f"there is no Python.h in {include}: install Python's development files"
-        raise BuildError(msg)
-    target = libraries / LIBRARY
+    target = folder / LIBRARY
     _run(
         [
             *command,
-            f"-I{include}",
             f"-I{signatures.INCLUDE}",
             f"-I{folder}",
             *map(str, sources),
-            *("-shared", "-Wl,-z,defs", "-Wl,-z,nodelete", "-ldl", "-o", f"{target}.new"),
+            *("-shared", "-Wl,-z,defs", "-Wl,-z,nodelete", "-ldl", "-o", str(target)),
         ]
     )
-    Path(f"{target}.new").replace(target)  # a running program keeps the old one
+    return target
 
 
-def _compile_module(command: list[str], folder: Path, target: Path) -> None:
+def _ffi() -> Any:
     try:
         from cffi import FFI
     except ImportError as error:
         msg = f"cffi is missing ({error}): pip install cffi"
         raise BuildError(msg) from error
-    ffi = FFI()
+    return FFI()
+
+
+def _compile_module(command: list[str], folder: Path, ffi: Any) -> Path:
     ffi.cdef(generate.bridge_cdef())
     ffi.set_source(signatures.MODULE, generate.bridge_source())
     source = folder / f"{signatures.MODULE}.c"
     with contextlib.redirect_stdout(io.StringIO()):
         ffi.emit_c_code(str(source))
-    include = sysconfig.get_paths()["include"]
-    path = target / f"{signatures.MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    target = folder / f"{signatures.MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
     quiet = ["-Wno-unused-parameter", "-Wno-missing-field-initializers", "-Wno-unused-function"]
-    made = [f"-I{include}", f"-I{folder}", str(source), "-shared", "-o", f"{path}.new"]
-    _run([*command, *quiet, *made])
-    Path(f"{path}.new").replace(path)
+    _run([*command, *quiet, f"-I{folder}", str(source), "-shared", "-o", str(target)])
+    return target
+
+
+def _install(prefix: Path, library: Path, module: Path) -> None:
+    shutil.copytree(signatures.INCLUDE, prefix / "include", dirs_exist_ok=True)
+    packages.write(prefix)
+    _link(prefix)
+    _place(module, prefix / "lib64" / "normgrad")
+    _place(library, prefix / "lib64")  # the last: where it is, all the rest is
+
+
+def _place(file: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    beside = folder / f"{file.name}.new"
+    shutil.copy(file, beside)
+    beside.replace(folder / file.name)  # a running program keeps the old one
 
 
 def _link(prefix: Path) -> None:

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the flags on one line."""
-    prefix = args.prefix.absolute()
+    prefix = build.checked_prefix(args.prefix)
     if not (prefix / "lib64" / build.LIBRARY).exists():
         msg = f"there are no libraries in {prefix}: run 'normgrad build-capi' first"
         raise build.BuildError(msg)
