@@ -317,6 +317,15 @@ def test_a_backend_that_is_not_there_is_refused(capsys, install):
     assert "it is somewhere else" in capsys.readouterr().err
 
 
+def test_torch_that_is_not_there_is_said_on_stderr(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)  # an import of it raises
+    assert cli.main(SMALL) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    words = "torch is missing, which makes the data: pip install torch"
+    assert captured.err == f"normgrad bench: {words}\n"
+
+
 def test_the_time_budget_leaves_rows_out_and_says_so(capsys):
     options = ["--shape", "8x32", "--shape", "16x32", "--budget-seconds", "0.000001"]
     assert cli.main([*SMALL, "--backend", "reference", *options]) == 1  # nothing was measured

@@ -57,6 +57,18 @@ def test_labels_of_a_plot_do_not_overlap(record_path):
         pyplot.close(figure)
 
 
+def test_only_what_was_written_is_said_to_be(record_path, tmp_path, monkeypatch, capsys):
+    plot, page = tmp_path / "old.svg", tmp_path / "new.html"
+    plot.write_text("of another run", encoding="utf-8")
+    monkeypatch.setattr(plots, "unavailable", lambda: "matplotlib is not installed")
+    words = ["bench", "--from", str(record_path), "--plot", str(plot), "--html", str(page)]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert f"{plot} was not drawn: matplotlib is not installed" in out
+    assert f"wrote {plot}" not in out
+    assert f"wrote {page}" in out
+
+
 class Page(HTMLParser):
     """Counts what is in a page, and what it would fetch."""
 
@@ -202,10 +214,12 @@ ROW |= {"mask": "111", "backend": "cpu", "median_ms": 1.0}
         ([ROW | {"median_ms": "1"}], "got row 1: median_ms '1'"),
         ([ROW | {"median_ms": True}], "got row 1: median_ms True"),
         ([ROW | {"median_ms": 0.0}], "got row 1: a time or speed of 0"),
+        ([ROW | {"median_ms": 10**400}], "got row 1: median_ms 1000"),
+        ([ROW | {"memory_peak": 10**400}], "got row 1: memory_peak 1000"),
         ([ROW | {"peers": {"torch": -1.0}}], "got row 1: peers {'torch': -1.0}"),
         ([ROW | {"peers": {"torch": float("nan")}}], "got row 1: peers {'torch': nan}"),
     ],
-    ids=str,
+    ids=lambda one: f"{one!s:.160}",
 )
 def test_what_is_no_run_is_refused_with_the_row(data, words, tmp_path, capsys):
     if isinstance(data, list) and data:

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import sys
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
@@ -195,7 +196,10 @@ def _misfit(data: Any, kind: type[Row | Record], where: str = "") -> str | None:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value from JSON is of a field's type. No number in a record is negative."""
+    """Whether a value from JSON is of a field's type.
+
+    No number in a record is negative, and none, integers included, is beyond a float.
+    """
     inner = get_args(kind)
     if get_origin(kind) is UnionType:
         return any(_fits(value, one) for one in inner)
@@ -206,7 +210,7 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, dict) and all(_fits(x, inner[1]) for x in value.values())
     if kind is float or kind is int:
         number = isinstance(value, int if kind is int else (int, float))
-        return number and not isinstance(value, bool) and 0 <= value < math.inf
+        return number and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
     return kind is Any or isinstance(value, kind)
 
 

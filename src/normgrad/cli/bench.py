@@ -1,7 +1,6 @@
 """``normgrad bench``: how far from the speed of memory, and from the others."""
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
         return _show(args)
     try:
         import torch
-    except ImportError:
-        print("normgrad bench makes its data with torch: pip install torch")
-        return 2
+    except ImportError as error:
+        msg = "torch is missing, which makes the data: pip install torch"
+        raise NormgradError(msg) from error
     backend = _backend(args.backend)
     on_gpu = torch.cuda.is_available() if backend is None else backend == "cuda"
     device = "cuda:0" if on_gpu else "cpu"
@@ -248,10 +247,13 @@ def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple
 
 
 def _write(args: argparse.Namespace, record: "Record") -> None:
+    written = []
     if args.json:
         record.write_json(args.json)
+        written.append(args.json)
     if args.csv:
         record.write_csv(args.csv)
+        written.append(args.csv)
     if args.plot or args.html:
         from normgrad.bench import html, plots
 
@@ -260,9 +262,9 @@ def _write(args: argparse.Namespace, record: "Record") -> None:
             print(f"{args.plot} was not drawn: {missing}; draw it later: bench --from JSON --plot")
         elif args.plot:
             plots.save(record, args.plot)
+            written.append(args.plot)
         if args.html:
             html.save(record, args.html)
-    for path in (args.json, args.csv, args.plot, args.html):
-        if path is not None and path.exists():
-            print(f"wrote {path}")
-    sys.stdout.flush()
+            written.append(args.html)
+    for path in written:
+        print(f"wrote {path}")
