@@ -123,7 +123,7 @@ class NumpyKind:
 
     def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:
         """A dense NumPy array with the strides asked for."""
-        array = dense_numpy(tensor, _numpy_type(tensor.dtype))
+        array = dense_numpy(tensor, numpy_type(tensor.dtype))
         return array, array.__array_interface__["data"][0]
 
     def finish(self, array: Array, like: Array) -> Array:
@@ -146,14 +146,15 @@ class NumpyKind:
         return 0
 
 
-def _numpy_type(dtype: str) -> "np.dtype[Any]":
+def numpy_type(dtype: str) -> "np.dtype[Any]":
+    """The type of a NumPy array, which for bfloat16 is that of ml_dtypes."""
     if dtype != "bfloat16":
         return hostmem.STORAGE[dtype]
     try:
         import ml_dtypes
     except ImportError as error:
-        msg = "a NumPy array of bfloat16 needs ml_dtypes: pip install ml_dtypes"
-        raise DtypeError("dtype", "must be a type of NumPy's own", msg) from error
+        rule = "must be a type of NumPy's own without ml_dtypes (pip install ml_dtypes)"
+        raise DtypeError("dtype", rule, dtype) from error
     bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return bfloat16
 

@@ -50,6 +50,13 @@ def crashes(*operands, **options):
     ctypes.string_at(0)
 
 
+def dies_of_a_signal_without_name(*operands, **options):
+    """The same, by a signal that Python cannot name."""
+    import os
+
+    os.kill(os.getpid(), 40)
+
+
 def of_another_type(*operands, **options):
     """Right numbers, but always in float64."""
     grads = functional.layer_norm_backward(*operands, **options)

@@ -76,14 +76,18 @@ def test_the_type_is_that_of_data_or_weight(capsys):
     assert "dgamma is of type float64, should be float32" in failure
 
 
-def test_a_crash_fails_its_case_and_no_other(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [("crashes", "SIG"), ("dies_of_a_signal_without_name", "signal 40\n")],
+)
+def test_a_crash_fails_its_case_and_no_other(function, words, capsys, monkeypatch):
     from normgrad import verify
 
     some = verify.select("layer_norm", "rows") + verify.select("layer_norm", "ragged")
     monkeypatch.setattr(verify, "select", lambda op: some)
-    assert check("implementations:crashes") == 1
+    assert check(f"implementations:{function}") == 1
     out = capsys.readouterr().out
-    assert out.count("the process crashed: SIG") == 2
+    assert out.count(f"the process crashed: {words}") == 2
 
 
 def test_the_worst_element_is_named(capsys):
@@ -122,6 +126,10 @@ def test_peers_without_torch(peer, monkeypatch, capsys):
         (["--impl", "implementations:nothing"], "must name a function of implementations"),
         (["--impl", "implementations:in_place"], "does not say which operator"),
         (["--impl", "json"], "must be a module with functions named"),
+        (
+            ["--impl", "implementations", "--op", "group_norm"],
+            "--op must be an operator that implementations has: layer_norm, got group_norm",
+        ),
         (["--impl", "broken:f"], "be imported (PYTHONPATH finds it), got 'broken': KeyError: 'me'"),
         (["--impl", "leaves"], "'leaves': SystemExit: 3"),
         (["--impl", ""], "must name a module that can be imported"),

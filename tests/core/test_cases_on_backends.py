@@ -1,10 +1,13 @@
 """Every named case, on every backend, in every type, under the derived budget."""
 
+import sys
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
 from normgrad import verify
-from normgrad.errors import BackendError
+from normgrad.errors import BackendError, DtypeError
 
 
 def run(problem, backend):
@@ -55,10 +58,26 @@ def test_another_seed_gives_other_numbers_and_the_same_seed_the_same():
     assert (first.operands["dy"].array != other.operands["dy"].array).any()
 
 
+def without(*missing):
+    return lambda name: None if name in missing else find_spec(name)
+
+
 @pytest.mark.parametrize("case", verify.select("batch_norm"), ids=lambda case: case.name)
 def test_bfloat16_is_checked_without_ml_dtypes_too(case, monkeypatch):
     """By way of torch: the machine with the GPU has no ml_dtypes."""
-    monkeypatch.setattr(verify.run, "find_spec", lambda name: None)
+    monkeypatch.setattr(verify.run, "find_spec", without("ml_dtypes"))
     problem = verify.make_problem(case, "bfloat16")
     for measured in verify.judge(problem, verify.run_backend(problem, "reference")):
         assert measured.ok, measured
+
+
+def test_what_bfloat16_needs_is_said(monkeypatch):
+    """Without torch as well."""
+    monkeypatch.setattr(verify.run, "find_spec", without("ml_dtypes", "torch"))
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # an import of it raises
+    problem = verify.make_problem(verify.select("batch_norm")[0], "bfloat16")
+    words = r"without ml_dtypes \(pip install ml_dtypes\), got bfloat16"
+    with pytest.raises(DtypeError, match=words):
+        verify.run_backend(problem, "reference")
+    with pytest.raises(DtypeError, match=words):  # as --impl has them
+        verify.run.to_array(problem.operands["x"], None)

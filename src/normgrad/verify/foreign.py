@@ -220,6 +220,9 @@ def load(target: str, op: str | None, arrays: str) -> FunctionImplementation:
         if not functions:
             rule = f"must be a module with functions named {Op.LAYER_NORM}_backward and so on"
             raise OptionError("--impl", rule, module_name)
+        if op is not None and op not in functions:
+            listed = ", ".join(functions)
+            raise OptionError("--op", f"must be an operator that {target} has: {listed}", op)
         return FunctionImplementation(target, functions, arrays)
     function: Any = module
     for part in function_name.split("."):

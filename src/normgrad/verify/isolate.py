@@ -51,7 +51,7 @@ def _dead(process: Any, blank: Outcome) -> Outcome:
     if code is None:
         reason = f"no answer in {_SECONDS:g} s"
     elif code < 0:
-        reason = f"the process crashed: {signal.Signals(-code).name}"
+        reason = f"the process crashed: {_signal_name(-code)}"
     else:
         reason = f"the process ended with code {code}"
     return Outcome(
@@ -64,6 +64,13 @@ def _dead(process: Any, blank: Outcome) -> Outcome:
         share=float("inf"),
         detail=reason,
     )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # Python has names for the first and the last of the real-time ones alone
+        return f"signal {number}"
 
 
 def _serve(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from normgrad import functional, hostmem
-from normgrad.arrays import dense_numpy
+from normgrad.arrays import dense_numpy, numpy_type
 from normgrad.spec import RESULTS, Op, TensorSpec, dense_like
 from normgrad.validate import result_shape
 from normgrad.verify.budget import Expected, expected
@@ -50,12 +50,13 @@ def run_backend(problem: Problem, backend: str | None) -> Results:
 
 
 def _torch_device(problem: Problem, backend: str | None) -> str | None:
-    """Where torch tensors are needed: on a GPU, and for bfloat16 where ml_dtypes is missing."""
+    """Where torch tensors are needed: on a GPU, and for bfloat16 instead of ml_dtypes."""
     # Triton's interpreter runs the GPU's kernels on host memory.
     if backend == "cuda" and os.environ.get("TRITON_INTERPRET", "0") != "1":
         return "cuda"
     types = {host.dtype for host in problem.operands.values()} | set(problem.result_dtypes.values())
-    return "cpu" if "bfloat16" in types and find_spec("ml_dtypes") is None else None
+    instead = find_spec("ml_dtypes") is None and find_spec("torch") is not None
+    return "cpu" if "bfloat16" in types and instead else None
 
 
 def call(problem: Problem, operands: dict[str, Any], out: Any, backend: str | None) -> Any:
@@ -113,11 +114,7 @@ def to_array(host: HostArray, device: str | None) -> Any:
     """NumPy's array, bfloat16 as ml_dtypes has it; on a device, a torch tensor."""
     if device is not None:
         return to_torch(host, device)
-    if host.dtype != "bfloat16":
-        return host.array
-    import ml_dtypes
-
-    return host.array.view(ml_dtypes.bfloat16)
+    return host.array.view(numpy_type(host.dtype))
 
 
 def from_array(array: Any, device: str | None) -> Any:
