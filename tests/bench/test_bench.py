@@ -15,6 +15,7 @@ from normgrad.backends.reference.backend import ReferenceBackend  # noqa: E402
 from normgrad.bench import contender, problems, session, suites, timing, truth  # noqa: E402
 from normgrad.bench.peers import torch_eager  # noqa: E402
 from normgrad.bench.suites import Workload  # noqa: E402
+from normgrad.errors import OptionError  # noqa: E402
 from normgrad.spec import RESULTS, Op  # noqa: E402
 
 NUMBER = {"type": "number"}
@@ -240,8 +241,8 @@ def test_plain_text_in_a_pipe():
         (["--op", "layer_norm", "--shape", "4x8", "--groups", "2"], "for all but group_norm"),
         (["--op", "batch_norm", "--shape", "4x8", "--normalized", "1"], "for all but layer_norm"),
         (["--op", "group_norm", "--shape", "4x8x3"], "must divide the number of channels, 8"),
-        (["--op", "group_norm", "--shape", "4x8", "--groups", "0"], "num_groups must be positive"),
-        (["--op", "batch_norm", "--shape", "8"], "input must have 2 to 8 axes"),
+        (["--op", "group_norm", "--shape", "4x8", "--groups", "0"], "--groups must be positive"),
+        (["--op", "batch_norm", "--shape", "8"], "--shape must have 2 to 8 axes"),
         (["--op", "batch_norm", "--shape", "8x4", "--layout", "channels-last"], "for two axes"),
         (["--op", "batch_norm", "--shape", "8x4", "--mask", "1"], "each of dx, dgamma, dbeta,"),
         (["--op", "layer_norm", "--shape", "8x4", "--suite", "llm"], "be left out with --shape"),
@@ -268,6 +269,37 @@ def test_wrong_options_are_refused_with_words(options, words, monkeypatch, capsy
     monkeypatch.setattr(timing, "timer", lambda *_: pytest.fail("something was measured"))
     assert cli.main(["bench", "--backend", "reference", *options]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("4x8 --groups 2", "--groups must be left out for all but group_norm, got 2"),
+        ("4x8 --normalized 5", "--normalized must be from 1 to 2 axes, got 5"),
+        ("4x8 --mask 12", "--mask must be bits with at least one 1, as 110, got 12"),
+        ("4x8 --mask 1", "--mask must have a bit for each of dx, dgamma, dbeta, got 1"),
+        ("4xx8", "--shape must be sizes joined by x, as in 32x64x56x56, got 4xx8"),
+        ("0x8", "--shape must have positive sizes, got 0x8"),
+        (
+            "4x8 --layout channels-last",
+            "--layout must be contiguous for layer norm and for two axes, got channels-last",
+        ),
+        (
+            "4x8 --peers nobody",
+            "--peers must be among torch, cudnn, compile, liger, flaggems, jax, got nobody",
+        ),
+    ],
+)
+def test_errors_name_the_option_as_typed(words, sentence, capsys):
+    assert cli.main(["bench", "--op", "layer_norm", "--shape", *words.split()]) == 2
+    assert capsys.readouterr().err == f"normgrad bench: {sentence}\n"
+
+
+def test_python_callers_read_their_own_names():
+    with pytest.raises(
+        OptionError, match=r"^groups must be left out for all but group_norm, got 2$"
+    ):
+        suites.asked(Op.LAYER_NORM, "4x8", ["float32"], ["contiguous"], groups=2)
 
 
 @pytest.mark.parametrize("option", ["--json", "--csv", "--plot", "--html"])

@@ -32,16 +32,16 @@ def test_plan_takes_every_option(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--op batch_norm --shape 64", "input must have 2 to 8 axes"),
-        ("--op batch_norm --shape 4x5,6x7", "shape must be one shape"),
-        ("--op batch_norm --shape 4xx", "shape must be sizes joined by x"),
-        ("--op group_norm --shape 2x30x4", "num_groups must divide the number of channels, 30"),
-        ("--op group_norm --shape 2x30x4 --groups 0", "num_groups must be positive"),
-        ("--op layer_norm --shape 4x5 --layout channels-last", "layout must be contiguous"),
-        ("--op layer_norm --shape 4x5 --normalized 3", "normalized must be from 1 to 2 axes"),
-        ("--op layer_norm --shape 4x5 --inference", "inference must be left out"),
-        ("--op layer_norm --shape 4x5 --mask 11", "mask must have a bit for each of dx"),
-        ("--op layer_norm --shape 4x5 --mask 000", "mask must be bits with at least one 1"),
+        ("--op batch_norm --shape 64", "--shape must have 2 to 8 axes"),
+        ("--op batch_norm --shape 4x5,6x7", "--shape must be one shape"),
+        ("--op batch_norm --shape 4xx", "--shape must be sizes joined by x"),
+        ("--op group_norm --shape 2x30x4", "--groups must divide the number of channels, 30"),
+        ("--op group_norm --shape 2x30x4 --groups 0", "--groups must be positive"),
+        ("--op layer_norm --shape 4x5 --layout channels-last", "--layout must be contiguous"),
+        ("--op layer_norm --shape 4x5 --normalized 3", "--normalized must be from 1 to 2 axes"),
+        ("--op layer_norm --shape 4x5 --inference", "--inference must be left out with --op"),
+        ("--op layer_norm --shape 4x5 --mask 11", "--mask must have a bit for each of dx"),
+        ("--op layer_norm --shape 4x5 --mask 000", "--mask must be bits with at least one 1"),
     ],
 )
 def test_plan_says_what_is_wrong(words, message, capsys):

@@ -132,7 +132,7 @@ def asked(
         ("normalized", normalized, Op.LAYER_NORM),
     ):
         if value is not None and op is not owner:
-            raise OptionError(name, f"must be left out for all but {owner.value}", op.value)
+            raise OptionError(name, f"must be left out for all but {owner.value}", value)
     groups = GROUPS if groups is None else groups
     normalized = 1 if normalized is None else normalized
     found = list(rows(op, shapes, dtypes, layouts, (), groups, normalized))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from normgrad import __version__
 from normgrad.cli import rules
-from normgrad.errors import NormgradError
+from normgrad.errors import ArgumentError, NormgradError
 
 # verb: what it is for. Each has a module of its name with `add_arguments(parser)` and `run(args)`.
 VERBS = {
@@ -44,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         rules.check(args)
         code: int = modules[args.verb].run(args)
         sys.stdout.flush()
+    except ArgumentError as error:
+        text = error.render({**error.names, **rules.OPTIONS})
+        print(f"normgrad {args.verb}: {text}", file=sys.stderr)
+        return 2
     except NormgradError as error:
         print(f"normgrad {args.verb}: {error}", file=sys.stderr)
         return 2

@@ -50,9 +50,9 @@ def _workload(args: argparse.Namespace) -> suites.Workload:
     sizes = (args.groups, args.normalized, args.mask)
     found = suites.asked(op, args.shape, (args.dtype,), (args.layout,), *sizes)
     if len(found) != 1:
-        raise OptionError("shape", "must be one shape", args.shape)
+        raise OptionError("--shape", "must be one shape", args.shape)
     if args.inference and op is not Op.BATCH_NORM:
-        raise OptionError("inference", "must be left out for all but batch_norm", args.op)
+        raise OptionError("--inference", f"must be left out with --op {op}", args.inference)
     return found[0]
 
 

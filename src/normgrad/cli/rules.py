@@ -18,6 +18,18 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "budget_seconds": (0, 10**9),
     "threshold": (0, math.inf),
 }
+# What arguments of the library are called on a command line: errors name what was typed.
+OPTIONS: Final = {
+    "shape": "--shape",
+    "x": "--shape",
+    "groups": "--groups",
+    "num_groups": "--groups",
+    "normalized": "--normalized",
+    "normalized_shape": "--normalized",
+    "layout": "--layout",
+    "mask": "--mask",
+    "peers": "--peers",
+}
 _TARGETS: Final = ("json", "csv", "plot", "html")
 
 
