@@ -14,6 +14,7 @@ from normgrad import cli  # noqa: E402
 from normgrad.backends.reference.backend import ReferenceBackend  # noqa: E402
 from normgrad.bench import contender, problems, session, suites, timing, truth  # noqa: E402
 from normgrad.bench.peers import torch_eager  # noqa: E402
+from normgrad.bench.record import read_json  # noqa: E402
 from normgrad.bench.suites import Workload  # noqa: E402
 from normgrad.errors import OptionError  # noqa: E402
 from normgrad.spec import RESULTS, Op  # noqa: E402
@@ -192,6 +193,35 @@ def test_a_peer_that_fails_does_not_end_the_run(monkeypatch, capsys):
     monkeypatch.setattr(peers, "get", lambda name: Raising())
     assert cli.main([*SMALL, "--backend", "reference", "--peers", "torch"]) == 0
     assert "RuntimeError: out of paper" in capsys.readouterr().out
+
+
+class skipped(Exception):
+    """Its name begins the message, as the word of another fault does."""
+
+
+def test_an_exception_is_a_failure_whatever_its_name(monkeypatch, install, capsys, tmp_path):
+    from normgrad.bench import peers
+
+    class RaisingPeer(WrongPeer):
+        def prepare(self, problem):
+            raise skipped("out of paper")
+
+    class Raising(ReferenceBackend):
+        def run(self, plan, addresses, workspace, stream):
+            raise type("wrong", (Exception,), {})("out of ink")
+
+    monkeypatch.setattr(peers, "get", lambda name: RaisingPeer())
+    install(Raising())
+    path = tmp_path / "run.json"
+    options = ["--backend", "reference", "--peers", "torch", "--json", str(path)]
+    assert cli.main([*SMALL, *options]) == 1
+    out = capsys.readouterr().out
+    cells = next(line for line in out.splitlines() if line.startswith("layer_norm")).split()
+    assert cells[-2:] == ["refused", "failed"]
+    assert "torch: layer_norm 16x32 float32 contiguous 111: skipped: out of paper" in out
+    (row,) = read_json(path).rows
+    assert (row.fault, row.error) == ("failed", "wrong: out of ink")
+    assert row.peer_faults == {"torch": "failed"}
 
 
 def forever():

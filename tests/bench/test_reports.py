@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -216,6 +217,7 @@ ROW |= {"mask": "111", "backend": "cpu", "median_ms": 1.0}
         ([ROW | {"median_ms": 0.0}], "got row 1: a time or speed of 0"),
         ([ROW | {"median_ms": 10**400}], "got row 1: median_ms 1000"),
         ([ROW | {"memory_peak": 10**400}], "got row 1: memory_peak 1000"),
+        ([ROW | {"fault": "tired"}], "got row 1: fault 'tired'"),
         ([ROW | {"peers": {"torch": -1.0}}], "got row 1: peers {'torch': -1.0}"),
         ([ROW | {"peers": {"torch": float("nan")}}], "got row 1: peers {'torch': nan}"),
     ],
@@ -242,3 +244,28 @@ def test_a_row_may_lack_what_has_a_default(tmp_path, capsys):
     assert cli.main(["bench", "--from", str(path), *pictures]) == 0
     assert cli.main(["compare", str(path), str(path), "--relative"]) == 0
     assert "1 same" in capsys.readouterr().out
+
+
+def test_faults_of_older_runs_are_read_from_their_words(tmp_path, capsys):
+    words = ["wrong: dx[0] is 1", "not offered: no mask", "skipped: it took 9 s", "ValueError: no"]
+    rows = [ROW | {"median_ms": None, "error": words[0], "peers": {"torch": 2.0}}]
+    rows += [ROW | {"verified": True, "peer_errors": {"torch": error}} for error in words]
+    path, page = tmp_path / "old.json", tmp_path / "old.html"
+    data = {"environment": {}, "copy_gbps": 1.0, "rows": rows}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert cli.main(["bench", "--from", str(path), "--html", str(page)]) == 1
+    out = capsys.readouterr().out
+    table = [line.split() for line in out.splitlines() if line.startswith("layer_norm")]
+    assert table[0][-2:] == ["WRONG", "2.0000"]
+    assert [cells[-1] for cells in table[1:]] == ["WRONG", "-", "skipped", "failed"]
+    assert [row.fault for row in read_json(path).rows] == ["wrong", None, None, None, None]
+    notes = [line for line in out.splitlines() if line.startswith("torch: ")]
+    assert [note.rpartition("111: ")[2] for note in notes] == [words[0], words[3]]
+    assert page.read_text(encoding="utf-8").count('class="bad">wrong') == 2
+
+
+def test_the_kept_runs_can_be_shown(capsys):
+    kept = Path(__file__).parents[2] / "benchmarks" / "results"
+    for name in ("h200", "deeplab", "cpu", "cpu-before", "cpu-passive"):
+        assert cli.main(["bench", "--from", str(kept / f"{name}.json")]) == 0
+    capsys.readouterr()

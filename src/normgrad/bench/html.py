@@ -85,8 +85,8 @@ def _row(row: Row, peers: list[str], ours: bool) -> list[str | Cell]:
     cells += [f"{row.megabytes:.1f}", f"{row.floor_ms:.4f}"]
     if ours:
         if row.median_ms is None or row.floor_share is None:
-            wrong = (row.error or "").startswith("wrong")
-            cells += [Cell("wrong" if wrong else "refused", "bad"), "", "", "", "", ""]
+            word = "wrong" if row.fault == "wrong" else "refused"
+            cells += [Cell(word, "bad"), "", "", "", "", ""]
         else:
             cells += [f"{row.median_ms:.4f}", f"{row.spread or 0:.0%}", f"{row.floor_share:.1%}"]
             cells += ["" if row.alloc_ms is None else f"{row.alloc_ms:.4f}"]
@@ -99,7 +99,7 @@ def _row(row: Row, peers: list[str], ours: bool) -> list[str | Cell]:
         elif peer in row.wrong_peers:
             cells.append(Cell(f"{row.wrong_peers[peer]:.4f} (wrong)", "bad"))
         else:
-            wrong = row.peer_errors.get(peer, "").startswith("wrong")
+            wrong = row.peer_faults.get(peer) == "wrong"
             cells.append(Cell("wrong", "bad") if wrong else "–")
         if ours:
             times = row.speedup(peer)

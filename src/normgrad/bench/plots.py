@@ -5,13 +5,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from normgrad.bench.record import Record, Row
+from normgrad.bench.record import SHORT_TYPES, Record, Row, geometric_mean
 
 # Colours that hold on white and on near-black; text and grid are replaced in HTML.
 COLOURS = {"bfloat16": "#d9730d", "float16": "#2f9e6e", "float32": "#3b7dd8", "float64": "#9a5fc9"}
 PEER_COLOURS = ("#3b7dd8", "#d9730d", "#2f9e6e", "#c2477f", "#9a5fc9", "#8a8a3a")
 INK, GRID = "#1f2328", "#c9ced6"
-_SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 _TITLES = {
     "batch_norm": "batch norm",
     "batch_norm_reduce": "batch norm, reduce",
@@ -198,7 +197,7 @@ def _points(row: Row, record: Record) -> list[tuple[str, dict[str, Any], float]]
         if row.gbps is None:
             return []
         colour = COLOURS[row.dtype]
-        label = f"{row.backend} {_SHORT[row.dtype]}, {row.layout}"
+        label = f"{row.backend} {SHORT_TYPES[row.dtype]}, {row.layout}"
         face = colour if row.layout == "contiguous" else "none"
         return [(label, {"marker": marker, "facecolors": face, "edgecolors": colour}, row.gbps)]
     found = []
@@ -226,7 +225,7 @@ def _bars(record: Record) -> list[tuple[str, dict[str, tuple[float, float, float
     timed.sort(key=lambda row: list(_TITLES).index(row.op))
     groups: dict[str, list[Row]] = {}
     for row in timed:
-        label = f"{_TITLES[row.op]} {_SHORT[row.dtype]}"
+        label = f"{_TITLES[row.op]} {SHORT_TYPES[row.dtype]}"
         label += "" if row.layout == "contiguous" else ", channels-last"
         if len(timed) <= _MAX_SINGLE_BARS:
             label += f" {row.size}" + (f" mask {row.mask}" if "0" in row.mask else "")
@@ -237,8 +236,7 @@ def _bars(record: Record) -> list[tuple[str, dict[str, tuple[float, float, float
         for peer in record.peer_names:
             times = [ratio for row in rows if (ratio := row.speedup(peer))]
             if times:
-                mean = math.exp(sum(map(math.log, times)) / len(times))
-                bars[peer] = (mean, min(times), max(times))
+                bars[peer] = (geometric_mean(times), min(times), max(times))
         made.append((f"{label} ({len(rows)} rows)" if len(rows) > 1 else label, bars))
     return made
 

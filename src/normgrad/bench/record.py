@@ -4,10 +4,11 @@ import csv
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from normgrad.bench.suites import LAYOUTS, Workload, sizes_text
 from normgrad.dtypes import FLOATS
@@ -18,11 +19,23 @@ from normgrad.spec import Op
 _WORDS: Final = {"op": tuple(Op), "dtype": tuple(FLOATS), "layout": LAYOUTS}
 
 
+# Why somebody has no time in a row, or one that does not count.
+Fault = Literal["wrong", "not offered", "skipped", "failed"]
+FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
+# Types as in the tables.
+SHORT_TYPES: Final = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Of some ratios, at least one."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
 @dataclass(slots=True)
 class Row:
     """One workload: ours under both allocation policies, and the peers, in milliseconds.
 
-    A time is None where nothing was timed; ``error`` and ``peer_errors`` say why.
+    A time is None where nothing was timed; faults and errors, ours and the peers', say why.
     """
 
     op: str
@@ -48,13 +61,15 @@ class Row:
     gbps: float | None = None  # the streams over median_ms
     host_us: float | None = None
     memory_peak: int | None = None  # bytes, results included
-    error: str | None = None
+    fault: Fault | None = None
+    error: str | None = None  # the fault in words
     peers: dict[str, float] = field(default_factory=dict)
     peer_best_ms: dict[str, float] = field(default_factory=dict)
     peer_spread: dict[str, float] = field(default_factory=dict)
     peer_host_us: dict[str, float] = field(default_factory=dict)
     peer_memory: dict[str, int | None] = field(default_factory=dict)
     peer_budget_share: dict[str, float] = field(default_factory=dict)
+    peer_faults: dict[str, Fault] = field(default_factory=dict)
     peer_errors: dict[str, str] = field(default_factory=dict)
     wrong_peers: dict[str, float] = field(default_factory=dict)  # timed though wrong, on request
 
@@ -83,6 +98,14 @@ class Row:
     def size(self) -> str:
         """Sizes as in the tables."""
         return sizes_text(self.shape, self.groups, self.normalized)
+
+    def set_fault(self, fault: Fault, words: str, peer: str | None = None) -> None:
+        """Ours, or a peer's. An exception that it raised is named in the words already."""
+        error = words if fault == "failed" else f"{fault}: {words}"
+        if peer is None:
+            self.fault, self.error = fault, error
+        else:
+            self.peer_faults[peer], self.peer_errors[peer] = fault, error
 
     def speedup(self, peer: str) -> float | None:
         """How many times faster than a peer, both allocating."""
@@ -128,10 +151,7 @@ class Record:
             theirs = row.peers.get(peer) or (row.wrong_peers.get(peer) if wrong_too else None)
             if mine and theirs and row.median_ms and row.alloc_ms:
                 by_type.setdefault(row.dtype, []).append(theirs / mine)
-        return {
-            dtype: math.exp(sum(map(math.log, ratios)) / len(ratios))
-            for dtype, ratios in by_type.items()
-        }
+        return {dtype: geometric_mean(ratios) for dtype, ratios in by_type.items()}
 
     def write_json(self, path: Path) -> None:
         """All of it. Written beside and moved, so that a killed run leaves the last whole file."""
@@ -172,8 +192,23 @@ def read_json(path: Path) -> Record:
     rows = [
         Row(**{name: value for name, value in row.items() if name in known}) for row in data["rows"]
     ]
+    for row in rows:
+        _add_faults(row)
     more = (data.get("settings", {}), data.get("absent_peers", {}))
     return Record(data["environment"], data["copy_gbps"], rows, *more)
+
+
+def _add_faults(row: Row) -> None:
+    """To rows of the versions that had them only as the beginnings of the errors."""
+    if row.error is not None and row.fault is None:
+        row.fault = _fault_in(row.error)
+    for peer, error in row.peer_errors.items():
+        row.peer_faults.setdefault(peer, _fault_in(error))
+
+
+def _fault_in(error: str) -> Fault:
+    begin = error.partition(":")[0]
+    return next((fault for fault in FAULTS if fault == begin), "failed")
 
 
 def _misfit(data: Any, kind: type[Row | Record], where: str = "") -> str | None:
@@ -201,7 +236,9 @@ def _fits(value: Any, kind: Any) -> bool:
     No number in a record is negative, and none, integers included, is beyond a float.
     """
     inner = get_args(kind)
-    if get_origin(kind) is UnionType:
+    if get_origin(kind) is Literal:
+        return value in inner
+    if get_origin(kind) in (UnionType, Union):
         return any(_fits(value, one) for one in inner)
     if get_origin(kind) is list:
         # Rows are looked at one by one, to be named.

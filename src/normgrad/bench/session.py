@@ -53,9 +53,9 @@ class Session:
         except NormgradError:
             raise
         except torch.OutOfMemoryError as error:
-            row.error = f"out of memory: {str(error).splitlines()[0]}"
+            row.set_fault("failed", f"out of memory: {str(error).splitlines()[0]}")
         except Exception as error:  # hours of other rows must not be lost for one
-            row.error = f"{type(error).__name__}: {str(error)[:300]}"
+            row.set_fault("failed", f"{type(error).__name__}: {str(error)[:300]}")
             row.verified = False
             self._settle(workload.name)
         self._release()
@@ -79,7 +79,7 @@ class Session:
         row.copy_gbps = statistics.median(copies) if copies else None
         for peer in self.peers:
             if peer.name in timed:
-                times = row.wrong_peers if peer.name in row.peer_errors else row.peers
+                times = row.wrong_peers if peer.name in row.peer_faults else row.peers
                 times[peer.name] = timed[peer.name].median_ms
                 row.peer_spread[peer.name] = timed[peer.name].spread
                 row.peer_best_ms[peer.name] = timed[peer.name].best_ms
@@ -111,13 +111,13 @@ class Session:
             except DeviceLostError:
                 raise
             except Exception as error:  # a kernel that does not compile must not end the run
-                row.error = f"{type(error).__name__}: {str(error)[:300]}"
+                row.set_fault("failed", f"{type(error).__name__}: {str(error)[:300]}")
                 self._settle(self.backend)
                 return {}
             reason, share = truth.wrong(problem, known, results, 1.0)
             row.budget_share = max(share, row.budget_share or 0.0)
             if reason is not None:
-                row.error = f"wrong: {reason}"
+                row.set_fault("wrong", reason)
                 return {}
         row.verified = True
         return runners
@@ -128,7 +128,8 @@ class Session:
         """A peer's call, once its results are right."""
         spent = self.spent.get(peer.name, 0.0)
         if 0 < self.seconds_per_peer < spent:
-            row.peer_errors[peer.name] = f"skipped: it took {spent:.0f} s to prepare other rows"
+            words = f"it took {spent:.0f} s to prepare other rows"
+            row.set_fault("skipped", words, peer.name)
             return None
         started = time.monotonic()
         try:
@@ -139,11 +140,11 @@ class Session:
         except DeviceLostError:
             raise
         except NotOffered as answer:
-            row.peer_errors[peer.name] = f"not offered: {answer}"
+            row.set_fault("not offered", str(answer), peer.name)
             return None
         except Exception as error:  # somebody else's code: whatever it raises is its result
             text = str(error).strip().splitlines() or [""]
-            row.peer_errors[peer.name] = f"{type(error).__name__}: {text[0][:300]}"
+            row.set_fault("failed", f"{type(error).__name__}: {text[0][:300]}", peer.name)
             self._settle(peer.name)
             return None
         finally:
@@ -151,7 +152,7 @@ class Session:
         reason, share = truth.wrong(problem, known, results, truth.PEER_ALLOWANCE)
         row.peer_budget_share[peer.name] = share
         if reason is not None:
-            row.peer_errors[peer.name] = f"wrong: {reason}"
+            row.set_fault("wrong", reason, peer.name)
             return runner if self.time_wrong_peers else None
         return runner
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from normgrad.bench.record import Record, Row
+from normgrad.bench.record import SHORT_TYPES, Record, Row
 
 
 def header(ours: bool, peers: list[str]) -> list[tuple[str, int]]:
@@ -21,12 +21,12 @@ def header(ours: bool, peers: list[str]) -> list[tuple[str, int]]:
 
 def cells(row: Row, ours: bool, peers: list[str]) -> list[str]:
     """One row under that header."""
-    kind = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}[row.dtype]
+    kind = SHORT_TYPES[row.dtype]
     shape = row.size + (f" m{row.mask}" if "0" in row.mask else "")
     line = [row.op, shape, kind, row.layout, f"{row.megabytes:.1f}", f"{row.floor_ms:.4f}"]
     if ours:
         if row.median_ms is None:
-            line += ["WRONG" if (row.error or "").startswith("wrong") else "refused"]
+            line += ["WRONG" if row.fault == "wrong" else "refused"]
             line += ["", "", "", ""]
         else:
             line += [_shown(row.median_ms, ".4f"), _shown(row.spread, ".0%")]
@@ -38,9 +38,8 @@ def cells(row: Row, ours: bool, peers: list[str]) -> list[str]:
         elif peer in row.wrong_peers:
             line.append(f"{row.wrong_peers[peer]:.4f}!")
         else:
-            reason = row.peer_errors.get(peer, "")
-            known = {"wrong": "WRONG", "not offered": "-", "skipped": "skipped"}
-            line.append(known.get(reason.partition(":")[0], "failed" if reason else "-"))
+            fault = row.peer_faults.get(peer, "not offered")
+            line.append({"wrong": "WRONG", "not offered": "-"}.get(fault, fault))
         if ours:
             times = row.speedup(peer)
             line.append("" if times is None else f"{times:.2f}x")
@@ -59,7 +58,7 @@ def notes(record: Record) -> Iterator[str]:
         if row.same_bits is False:
             yield f"{row.backend}: {row.key}: WRONG: other bits after the timed runs"
         for name, reason in row.peer_errors.items():
-            if not reason.startswith(("not offered", "skipped")):
+            if row.peer_faults.get(name) not in ("not offered", "skipped"):
                 yield f"{name}: {row.key}: {reason}"
     for name in record.peer_names:
         both, given = record.geomeans(name), record.geomeans(name, given=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normgrad import backends
-from normgrad.bench import suites, text
+from normgrad.bench import peers, suites, text
 from normgrad.bench.suites import Workload
 from normgrad.cli import terminal
 from normgrad.cli.env import environment
@@ -47,7 +47,7 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     who.add_argument(
         "--backend", choices=[*backends.NAMES, "none"], help="default: the best; none: peers alone"
     )
-    who.add_argument("--peers", default="", help="torch,cudnn,compile,liger,flaggems,jax")
+    who.add_argument("--peers", default="", help=",".join(peers.NAMES))
     how = parser.add_argument_group("how")
     how.add_argument("--repeats", type=int, default=30, help="timed runs of each, at least 1 (30)")
     how.add_argument(
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     names = [peer.name for peer in session.peers]
     lines = terminal.Lines(text.header(backend is not None, names))
-    fault = None
+    fault, stopped = None, False
     for workload in terminal.progress(workloads, "measuring"):
         if args.budget_seconds and time.monotonic() - started > args.budget_seconds:
             left = len(workloads) - len(record.rows)
@@ -100,16 +100,16 @@ def run(args: argparse.Namespace) -> int:
         try:
             row = session.measure(workload)
         except NormgradError as error:
-            fault = f"stopped at {workload.name}: {error}"
+            fault, stopped = f"stopped at {workload.name}: {error}", True
             break
         except KeyboardInterrupt:  # what is there is shown and written
-            fault = f"stopped by hand at {workload.name}"
+            fault, stopped = f"stopped by hand at {workload.name}", True
             break
         record.rows.append(row)
         lines.add(text.cells(row, backend is not None, names))
         if args.json:
             record.write_json(args.json)
-    if not (fault and fault.startswith("stopped")):
+    if not stopped:
         _copy_again(session, record)
     lines.close()
     for note in text.notes(record):
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     _write(args, record)
     bad = _bad(record)
     print(f"{len(record.rows)} rows, {len(bad)} of ours wrong or refused")
-    return 1 if bad or not record.rows or (fault and fault.startswith("stopped")) else 0
+    return 1 if bad or not record.rows or stopped else 0
 
 
 def _copy_again(session: "Session", record: "Record") -> None:
@@ -204,7 +204,7 @@ def _workloads(args: argparse.Namespace, backend: str | None, device: str) -> li
 def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple[Session, Record]":
     import torch
 
-    from normgrad.bench import peers, timing
+    from normgrad.bench import timing
     from normgrad.bench.record import Record
     from normgrad.bench.session import Session
     from normgrad.bench.truth import PEER_ALLOWANCE, PEER_RELATIVE
@@ -221,15 +221,15 @@ def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple
         raise OptionError("--peers", "must name somebody to measure", listed or "nobody")
     timer = timing.timer(device, args.repeats, args.run_seconds)
     session = Session(
-        backend,
-        device,
-        [peer for name, peer in asked.items() if name not in absent],
-        timer,
-        timer.copy_gbps(),
-        args.limit_seconds,
-        args.seed,
-        args.time_wrong_peers,
-        args.peer_seconds,
+        backend=backend,
+        device=device,
+        peers=[peer for name, peer in asked.items() if name not in absent],
+        timer=timer,
+        copy_gbps=timer.copy_gbps(),
+        seconds_per_contender=args.limit_seconds,
+        seed=args.seed,
+        time_wrong_peers=args.time_wrong_peers,
+        seconds_per_peer=args.peer_seconds,
     )
     settings = {
         "device": device,

@@ -1,10 +1,12 @@
 """The others, by the name that ``--peers`` takes. Each is imported only when it is asked for."""
 
 import importlib
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from normgrad.bench.contender import Peer
 from normgrad.errors import OptionError
+
+if TYPE_CHECKING:
+    from normgrad.bench.contender import Peer
 
 _MODULES: Final = {
     "torch": "torch_eager",
@@ -17,7 +19,7 @@ _MODULES: Final = {
 NAMES: Final = tuple(_MODULES)
 
 
-def get(name: str) -> Peer:
+def get(name: str) -> "Peer":
     """The peer of this name."""
     if name not in _MODULES:
         raise OptionError("peers", f"must be among {', '.join(NAMES)}", name)
