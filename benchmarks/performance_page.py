@@ -5,14 +5,13 @@
 Every figure of the page is one that a run printed; rows that fall short are shown like the others.
 """
 
-import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from normgrad.bench.suites import suite
+from normgrad.bench.record import Record, Row, geometric_mean, read_json
+from normgrad.bench.suites import sizes_text, suite
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -32,32 +31,40 @@ GOALS = {
 ON_CHIP = 132 * 384 * 1024 + 60_000_000
 PEERS = ("torch", "compile", "liger", "flaggems", "cudnn")
 
-Row = dict[str, Any]
-
 
 def main() -> None:
     """Write the page."""
-    PAGE.write_text("\n".join([*h200(), "", *cpu(), ""]), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
 
 
-def load(name: str) -> dict[str, Any]:
-    """A run."""
-    run: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
-    return run
+def page() -> str:
+    """All of it."""
+    return "\n".join([*h200(), "", *cpu(), ""])
+
+
+def share(row: Row) -> float:
+    """Of the floor."""
+    assert row.floor_share is not None  # every row of these runs was timed
+    return row.floor_share
+
+
+def sizes(row: Row) -> str:
+    """The shape alone, without groups and normalized axes."""
+    return sizes_text(row.shape, None, None)
 
 
 def h200() -> Iterator[str]:
     """The GPU's part."""
-    run = load("h200.json")
-    rows, packages = run["rows"], run["environment"]["packages"]
-    wrong = sum(not row["verified"] for row in rows)
+    run = read_json(RESULTS / "h200.json")
+    rows, packages = run.rows, run.environment["packages"]
+    wrong = sum(not row.verified for row in rows)
     yield "# Performance"
     yield "## On an NVIDIA H200"
     yield (
-        f"`normgrad bench --backend cuda --suite h200`, {run['settings']['started']}, "
-        f"{run['environment']['gpu']}, torch {packages['torch']}, Triton {packages['triton']}, "
+        f"`normgrad bench --backend cuda --suite h200`, {run.settings['started']}, "
+        f"{run.environment['gpu']}, torch {packages['torch']}, Triton {packages['triton']}, "
         f"Liger {packages['liger-kernel']}, FlagGems {packages['flag-gems']}. Copy "
-        f"{run['copy_gbps']:.0f} GB/s (read plus written). Medians, L2 written over before every "
+        f"{run.copy_gbps:.0f} GB/s (read plus written). Medians, L2 written over before every "
         f"run, every result checked against float64 first; {wrong or 'none'} of ours was wrong. "
         "*Share*: of what the copy speed allows for reading x and dy once and writing dx once. "
         "Peers: their time over ours, both allocating; under 1 they are faster. `!`: the peer's "
@@ -80,36 +87,32 @@ def h200() -> Iterator[str]:
 
 def odd_planes() -> Iterator[str]:
     """Shapes beyond the goals: planes that start at no multiple of 16 bytes."""
-    run = load("deeplab.json")
+    run = read_json(RESULTS / "deeplab.json")
     yield "### Odd planes"
     yield (
-        f"`normgrad bench --backend cuda --suite deeplab`, {run['settings']['started']}, the same "
-        f"machine, copy {run['copy_gbps']:.0f} GB/s: batch norms of DeepLab on crops of 513x513, "
+        f"`normgrad bench --backend cuda --suite deeplab`, {run.settings['started']}, the same "
+        f"machine, copy {run.copy_gbps:.0f} GB/s: batch norms of DeepLab on crops of 513x513, "
         "whose planes start anywhere."
     )
     yield ""
-    yield from table(run["rows"])
+    yield from table(run.rows)
 
 
 def table(rows: list[Row]) -> Iterator[str]:
     """Every row, with the peers that took part."""
-    peers = [
-        peer
-        for peer in PEERS
-        if any(peer in {**one["peers"], **one["wrong_peers"]} for one in rows)
-    ]
+    peers = [peer for peer in PEERS if any(row.peer_ms(peer, wrong_too=True) for row in rows)]
     yield "| op | shape | type | layout | ms | share | host us | " + " | ".join(peers) + " |"
     yield "|" + "---|" * (7 + len(peers))
-    for row in sorted(rows, key=lambda one: (one["op"], one["layout"], one["dtype"])):
-        theirs = row["peer_host_us"].get("torch")
+    for row in sorted(rows, key=lambda one: (one.op, one.layout, one.dtype)):
+        theirs = row.peer_host_us.get("torch")
         cells = [
-            row["op"],
-            "x".join(map(str, row["shape"])),
-            row["dtype"],
-            row["layout"],
-            f"{row['median_ms']:.4f}",
-            f"{row['floor_share']:.0%}",
-            f"{row['host_us']:.0f}" + (f" / {theirs:.0f}" if theirs else ""),
+            row.op,
+            sizes(row),
+            row.dtype,
+            row.layout,
+            f"{row.median_ms:.4f}",
+            f"{share(row):.0%}",
+            f"{row.host_us:.0f}" + (f" / {theirs:.0f}" if theirs else ""),
             *(ratio(row, peer) for peer in peers),
         ]
         yield "| " + " | ".join(cells) + " |"
@@ -117,17 +120,13 @@ def table(rows: list[Row]) -> Iterator[str]:
 
 def middle(rows: list[Row]) -> str:
     """Ours and torch's share in the middle of all rows."""
-    ours = statistics.median(row["floor_share"] for row in rows)
-    times = [row["peers"].get("torch") or row["wrong_peers"]["torch"] for row in rows]
-    shares = [row["floor_ms"] / time for row, time in zip(rows, times, strict=True)]
+    ours = statistics.median(share(row) for row in rows)
+    times = [row.peer_ms("torch", wrong_too=True) for row in rows]
+    shares = [row.floor_ms / time for row, time in zip(rows, times, strict=True) if time]
     torchs = statistics.median(shares)
     text = f"In the middle of {len(rows)} rows ours is {ours:.0%}, torch's {torchs:.0%}."
-    measured = {(row["op"], tuple(row["shape"]), row["dtype"], row["layout"]) for row in rows}
-    left = [
-        f"{one.case.op.value} {one.shape} {one.dtype} {one.case.layout}"
-        for one in suite("h200", "cuda")
-        if (one.case.op.value, one.case.shape, one.dtype, one.case.layout) not in measured
-    ]
+    measured = {row.key for row in rows}
+    left = [one.name for one in suite("h200", "cuda") if Row.of(one, "cuda").key not in measured]
     return text + (f" Time ran out before {len(left)}: {', '.join(left)}." if left else "")
 
 
@@ -137,19 +136,19 @@ def reach(row: Row) -> float:
     Shorter segments than 128 bytes are read at half speed. So columns of 128 bytes of x and of dy
     are what must be on chip between the sums and the gradient, or are read twice.
     """
-    rows = math.prod(row["shape"][2:]) * (row["shape"][0] if row["op"] == "batch_norm" else 1)
+    rows = math.prod(row.shape[2:]) * (row.shape[0] if row.op == "batch_norm" else 1)
     slab = 2 * 128 * rows
     return 3 / (3 + 2 * (1 - min(1, ON_CHIP / slab)))
 
 
-def hosts(rows: Iterable[Row]) -> str:
+def hosts(rows: list[Row]) -> str:
     """How long the host is busy with a call."""
     parts = []
-    for op in dict.fromkeys(row["op"] for row in rows):
+    for op in dict.fromkeys(row.op for row in rows):
         both = [
-            (row["host_us"], row["peer_host_us"]["torch"])
+            (row.host_us, row.peer_host_us["torch"])
             for row in rows
-            if row["op"] == op and "torch" in row["peer_host_us"]
+            if row.op == op and row.host_us is not None and "torch" in row.peer_host_us
         ]
         if both:
             ours, theirs = ([pair[side] for pair in both] for side in (0, 1))
@@ -167,11 +166,11 @@ def goals(listed: list[Row]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for (op, layout), goal in GOALS.items():
         shares = [
-            row["floor_share"]
+            share(row)
             for row in listed
-            if (row["op"], row["layout"]) == (op, layout) and row["megabytes"] >= 64
+            if (row.op, row.layout) == (op, layout) and row.megabytes >= 64
         ]
-        met = sum(share >= goal for share in shares)
+        met = sum(one >= goal for one in shares)
         yield (
             f"| {op}, {layout} | {len(shares)} | {goal:.0%} | {met} | {min(shares):.0%} "
             f"| {max(shares):.0%} |"
@@ -179,15 +178,12 @@ def goals(listed: list[Row]) -> Iterator[str]:
     beyond = [
         row
         for row in listed
-        if row["layout"] == "channels-last"
-        and row["megabytes"] >= 64
-        and row["op"] in ("batch_norm", "group_norm")
-        and reach(row) < GOALS[row["op"], row["layout"]]
+        if row.layout == "channels-last"
+        and row.megabytes >= 64
+        and row.op in ("batch_norm", "group_norm")
+        and reach(row) < GOALS[row.op, row.layout]
     ]
-    most = ", ".join(
-        f"{row['op']} {'x'.join(map(str, row['shape']))} {row['dtype']} {reach(row):.0%}"
-        for row in beyond
-    )
+    most = ", ".join(f"{row.op} {sizes(row)} {row.dtype} {reach(row):.0%}" for row in beyond)
     yield ""
     yield (
         f"Of the channels-last rows {len(beyond)} cannot reach the goal on this chip: what they "
@@ -195,45 +191,42 @@ def goals(listed: list[Row]) -> Iterator[str]:
         f"shared memory and L2 cache, and the rest is read twice. At the speed of the copy, which "
         f"passes that only read may exceed a little, they have at most: {most}."
     )
-    timed = [row for row in listed if row["peers"]]
-    lost = [row for row in timed if min(filter(None, row["peers"].values())) < row["alloc_ms"]]
+    timed = [row for row in listed if row.peers]
+    lost = [row for row in timed if any(faster_peers(row))]
     yield ""
     yield (
         f"Some peer is faster in {len(lost)} of {len(timed)} rows: "
         + "; ".join(
-            f"{row['op']} {'x'.join(map(str, row['shape']))} {row['dtype']} {row['layout']} "
-            f"({', '.join(loser(row))})"
+            f"{row.op} {sizes(row)} {row.dtype} {row.layout} ({', '.join(faster_peers(row))})"
             for row in lost
         )
         + "."
     )
 
 
-def loser(row: Row) -> Iterator[str]:
-    """The peers that are faster in a row."""
-    for name, time in row["peers"].items():
-        if time and time < row["alloc_ms"]:
-            yield f"{name} {time / row['alloc_ms']:.2f}"
+def faster_peers(row: Row) -> Iterator[str]:
+    """Their names, and their time over ours."""
+    for peer in row.peers:
+        times = row.speedup(peer)
+        if times is not None and times < 1:
+            yield f"{peer} {times:.2f}"
 
 
 def ratio(row: Row, peer: str) -> str:
     """A peer's time over ours."""
-    time = row["peers"].get(peer)
-    if time:
-        return f"{time / row['alloc_ms']:.2f}"
-    wrong = row.get("wrong_peers", {}).get(peer)
-    return f"{wrong / row['alloc_ms']:.2f} !" if wrong else "-"
+    times = row.speedup(peer, wrong_too=True)
+    return "-" if times is None else f"{times:.2f}" + ("" if peer in row.peers else " !")
 
 
 def cpu() -> Iterator[str]:
     """The CPU's part."""
-    run = load("cpu.json")
-    settings, packages = run["settings"], run["environment"]["packages"]
+    run = read_json(RESULTS / "cpu.json")
+    settings, packages = run.settings, run.environment["packages"]
     yield "## On two cores of a CPU"
     yield (
         f"`normgrad bench --backend cpu --peers torch --suite cpu --time-wrong-peers`, "
-        f"{settings['started']}, {run['environment']['cpu']} "
-        f"({run['environment']['cpu features']}), torch {packages['torch']}, Numba "
+        f"{settings['started']}, {run.environment['cpu']} "
+        f"({run.environment['cpu features']}), torch {packages['torch']}, Numba "
         f"{packages['numba']}, {settings['torch_threads']} threads each. A shared machine: a copy "
         f"gave {settings['copy_gbps_before']:.0f} GB/s before and "
         f"{settings['copy_gbps_after']:.0f} after, so shares scatter; ratios are of interleaved "
@@ -244,10 +237,10 @@ def cpu() -> Iterator[str]:
     )
     yield ""
     yield from summary(run)
-    before = load("cpu-before.json")
+    before = read_json(RESULTS / "cpu-before.json")
     yield ""
     yield (
-        f"The run before that, of the same version, {before['settings']['started']} "
+        f"The run before that, of the same version, {before.settings['started']} "
         "(`benchmarks/results/cpu-before.json`): most of the difference is torch's, whose large "
         "results are sometimes in fresh pages and sometimes not."
     )
@@ -259,10 +252,10 @@ def cpu() -> Iterator[str]:
         "no result is known before all is read: batch norm 32x64x56x56 in float32 and 20x6x65536, "
         "group norm 1x128x256x256, all channels-last (a model of two passes in C gave 73 to 88 %)."
     )
-    again = load("cpu-passive.json")
+    again = read_json(RESULTS / "cpu-passive.json")
     yield ""
     yield (
-        f"With `OMP_WAIT_POLICY=passive`, {again['settings']['started']}: torch's threads sleep "
+        f"With `OMP_WAIT_POLICY=passive`, {again.settings['started']}: torch's threads sleep "
         "between operators, which costs torch more than us in small rows "
         "(`benchmarks/results/cpu-passive.json`):"
     )
@@ -271,55 +264,49 @@ def cpu() -> Iterator[str]:
     yield ""
     yield "| op | shape | type | layout | ms | share | then | both allocate | torch | ratio |"
     yield "|" + "---|" * 10
-    for row in run["rows"]:
-        torch_ms = row["peers"].get("torch") or row.get("wrong_peers", {}).get("torch")
-        mark = "" if row["peers"].get("torch") else " !"
-        both = speed_up(row)
+    for row in run.rows:
+        torch_ms = row.peer_ms("torch", wrong_too=True)
+        mark = "" if "torch" in row.peers else " !"
+        both = row.speedup("torch", wrong_too=True)
         cells = [
-            row["op"],
-            "x".join(map(str, row["shape"])),
-            row["dtype"],
-            row["layout"],
-            f"{row['median_ms']:.3f}",
-            f"{row['floor_share']:.0%}",
+            row.op,
+            sizes(row),
+            row.dtype,
+            row.layout,
+            f"{row.median_ms:.3f}",
+            f"{share(row):.0%}",
             "-" if (then := near_share(run, row)) is None else f"{then:.0%}",
-            f"{row['alloc_ms']:.3f}",
+            f"{row.alloc_ms:.3f}",
             f"{torch_ms:.3f}{mark}" if torch_ms else "-",
             f"{both:.2f}" if both else "-",
         ]
         yield "| " + " | ".join(cells) + " |"
 
 
-def summary(run: dict[str, Any]) -> Iterator[str]:
+def summary(run: Record) -> Iterator[str]:
     """The goals, and what came out."""
     for dtype, goal in (("float32", 1.8), ("bfloat16", 2.5), ("float16", 2.5)):
-        ratios = [both for row in run["rows"] if row["dtype"] == dtype and (both := speed_up(row))]
-        mean = math.prod(ratios) ** (1 / len(ratios))
+        rows = [row for row in run.rows if row.dtype == dtype]
+        ratios = [times for row in rows if (times := row.speedup("torch", wrong_too=True))]
         slower = sum(one < 1 for one in ratios)
         yield (
-            f"- {dtype}: {mean:.2f} times torch (goal {goal}), geometric mean of {len(ratios)} "
-            f"rows, {slower} of them slower than torch"
+            f"- {dtype}: {geometric_mean(ratios):.2f} times torch (goal {goal}), geometric mean of "
+            f"{len(ratios)} rows, {slower} of them slower than torch"
         )
-    large = [row for row in run["rows"] if 3 * row["megabytes"] > 32]
-    whole = sum(row["floor_share"] >= 0.85 for row in large)
-    near = [share for row in large if (share := near_share(run, row)) is not None]
-    then = f", {sum(one >= 0.85 for one in near)} at that of copies around the row" if near else ""
+    large = [row for row in run.rows if 3 * row.megabytes > 32]
+    whole = sum(share(row) >= 0.85 for row in large)
+    near = [then for row in large if (then := near_share(run, row)) is not None]
+    around = f", {sum(one >= 0.85 for one in near)} at that of copies around the row"
     yield (
         f"- of {len(large)} rows whose data exceed the last cache (32 MB), {whole} reach 85 % of "
-        f"three streams at the speed of the run's best copy, {run['copy_gbps']:.0f} GB/s{then}"
+        f"three streams at the speed of the run's best copy, {run.copy_gbps:.0f} GB/s"
+        + (around if near else "")
     )
 
 
-def near_share(run: dict[str, Any], row: Row) -> float | None:
+def near_share(run: Record, row: Row) -> float | None:
     """The share of three streams at the copy speed of the same seconds."""
-    speed: float | None = row.get("copy_gbps")
-    return None if speed is None else float(row["floor_share"]) * run["copy_gbps"] / speed
-
-
-def speed_up(row: Row) -> float | None:
-    """Torch's time over ours, both allocating."""
-    torch_ms = row["peers"].get("torch") or row.get("wrong_peers", {}).get("torch")
-    return torch_ms / row["alloc_ms"] if torch_ms else None
+    return None if row.copy_gbps is None else share(row) * run.copy_gbps / row.copy_gbps
 
 
 if __name__ == "__main__":

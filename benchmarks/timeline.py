@@ -108,10 +108,10 @@ def run_call(op: str, shape: str, dtype: str, layout: str) -> None:
     for _ in range(2):
         runner.run()
     torch.cuda.synchronize()
-    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    torch.cuda.profiler.start()
     runner.run()
     torch.cuda.synchronize()
-    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+    torch.cuda.profiler.stop()
 
 
 def main(words: list[str]) -> int:

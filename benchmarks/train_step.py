@@ -93,7 +93,8 @@ class Trainer:
         self.model = example.model.to(device)
         self.x = torch.randn(example.shape, device=device)
         if setting.channels_last:
-            self.model.to(memory_format=torch.channels_last)
+            # torch's types lack what its documentation has.
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.x = self.x.contiguous(memory_format=torch.channels_last)
         self.target = torch.randint(0, 10, example.shape[:1], device=device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
@@ -127,15 +128,19 @@ class Trainer:
     def difference(self) -> float:
         """Distance between torch's gradients and ours, relative to their length."""
         self.gradients()
-        torchs = [parameter.grad.clone() for parameter in self.model.parameters()]
+        torchs = self._copied()
         with normgrad.torch.enable():
             self.gradients()
-        ours = [parameter.grad for parameter in self.model.parameters()]
-        distance = sum(
-            (one - other).double().square().sum() for one, other in zip(ours, torchs, strict=True)
-        )
-        length = sum(one.double().square().sum() for one in torchs)
+        pairs = zip(self._copied(), torchs, strict=True)
+        nothing = torch.zeros((), dtype=torch.float64, device=self.device)
+        distance = sum(((one - other).double().square().sum() for one, other in pairs), nothing)
+        length = sum((one.double().square().sum() for one in torchs), nothing)
         return float((distance / length).sqrt())
+
+    def _copied(self) -> list[torch.Tensor]:
+        """The gradients; every parameter of these models has one."""
+        found = [parameter.grad for parameter in self.model.parameters()]
+        return [one.clone() for one in found if one is not None]
 
 
 def clock(device: str) -> Callable[[Callable[[], None]], float]:

@@ -105,6 +105,7 @@ class Example:
 
 def make(name: str, size: str = "tiny") -> Example:
     """A model by name; sizes are tiny (tests), cpu and cuda (benchmarks)."""
+    shape: tuple[int, ...]
     if name == "resnet":
         width, shape = {
             "tiny": (8, (8, 3, 8, 8)),

@@ -1,6 +1,7 @@
 """infiniopBatchNormBackward: a handle, descriptors, and the addresses of NumPy arrays."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from normgrad import infiniop
 
@@ -23,6 +24,7 @@ def must(status: int) -> None:
 
 def main() -> None:
     data = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
+    arrays: dict[str, NDArray[np.float32]]
     arrays = {name: np.full(2, np.nan, np.float32) for name in NAMES}
     arrays |= {"grad_input": np.full_like(data, np.nan), "input": data, "grad_output": data}
     arrays["weight"][:], arrays["running_mean"][:], arrays["running_var"][:] = 1, 0, 1
@@ -46,8 +48,9 @@ def main() -> None:
     must(status)
     status, workspace = infiniop.infinirtMalloc(size)
     must(status)
-    pointers = [array.ctypes.data for array in arrays.values()]
-    must(infiniop.infiniopBatchNormBackward(desc, workspace, size, *pointers, None))
+    stream = None
+    pointers = [*(array.ctypes.data for array in arrays.values()), stream]
+    must(infiniop.infiniopBatchNormBackward(desc, workspace, size, *pointers))
     for name in NAMES[:3]:
         print(f"{name:11}", *arrays[name].ravel())
 

@@ -72,7 +72,8 @@ def train(args: argparse.Namespace) -> float:
     torch.manual_seed(0)
     model = ResNet(args.width).to(args.device)
     if args.channels_last:
-        model.to(memory_format=torch.channels_last)
+        # torch's types lack what its documentation has.
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     right: list[float] = []
     with Progress(args.steps) as progress:

@@ -6,4 +6,4 @@ import torch
 
 from normgrad.dispatch import compute
 
-compute_outside: Final[Any] = torch.compiler.disable(compute)  # type: ignore[no-untyped-call]
+compute_outside: Final[Any] = torch.compiler.disable(compute)

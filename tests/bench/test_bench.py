@@ -379,6 +379,11 @@ def test_a_backend_that_is_not_there_is_refused(capsys, install):
     assert "it is somewhere else" in capsys.readouterr().err
 
 
+def test_options_are_known_without_torch():
+    code = "import sys, normgrad.cli.bench; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_torch_that_is_not_there_is_said_on_stderr(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)  # an import of it raises
     assert cli.main(SMALL) == 2

@@ -1,6 +1,7 @@
 """Plots, pages and comparisons made from a run."""
 
 import copy
+import importlib
 import json
 import re
 import shutil
@@ -16,6 +17,8 @@ from normgrad.bench import plots
 from normgrad.bench.record import read_json
 
 pytest.importorskip("matplotlib")
+
+KEPT = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".PNG"])
@@ -265,7 +268,12 @@ def test_faults_of_older_runs_are_read_from_their_words(tmp_path, capsys):
 
 
 def test_the_kept_runs_can_be_shown(capsys):
-    kept = Path(__file__).parents[2] / "benchmarks" / "results"
     for name in ("h200", "deeplab", "cpu", "cpu-before", "cpu-passive"):
-        assert cli.main(["bench", "--from", str(kept / f"{name}.json")]) == 0
+        assert cli.main(["bench", "--from", str(KEPT / f"{name}.json")]) == 0
     capsys.readouterr()
+
+
+def test_the_page_of_performance_is_that_of_the_kept_runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(KEPT.parent))
+    page = importlib.import_module("performance_page")
+    assert page.page() == page.PAGE.read_text(encoding="utf-8")

@@ -107,10 +107,14 @@ class Row:
         else:
             self.peer_faults[peer], self.peer_errors[peer] = fault, error
 
-    def speedup(self, peer: str) -> float | None:
+    def peer_ms(self, peer: str, *, wrong_too: bool = False) -> float | None:
+        """A peer's time; ``wrong_too``: also where its result is wrong."""
+        return self.peers.get(peer) or (self.wrong_peers.get(peer) if wrong_too else None)
+
+    def speedup(self, peer: str, *, wrong_too: bool = False) -> float | None:
         """How many times faster than a peer, both allocating."""
-        mine = self.alloc_ms or self.median_ms
-        return self.peers[peer] / mine if mine and peer in self.peers else None
+        mine, theirs = self.alloc_ms or self.median_ms, self.peer_ms(peer, wrong_too=wrong_too)
+        return theirs / mine if mine and theirs else None
 
 
 @dataclass(slots=True)
@@ -148,7 +152,7 @@ class Record:
         by_type: dict[str, list[float]] = {}
         for row in self.rows:
             mine = row.median_ms if given else row.alloc_ms
-            theirs = row.peers.get(peer) or (row.wrong_peers.get(peer) if wrong_too else None)
+            theirs = row.peer_ms(peer, wrong_too=wrong_too)
             if mine and theirs and row.median_ms and row.alloc_ms:
                 by_type.setdefault(row.dtype, []).append(theirs / mine)
         return {dtype: geometric_mean(ratios) for dtype, ratios in by_type.items()}

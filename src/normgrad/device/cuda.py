@@ -62,7 +62,7 @@ class CudaMemory:
 
     def new_stream(self) -> tuple[object, int]:
         """A stream of its own."""
-        stream = torch.cuda.Stream(device=self._index)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(device=self._index)
         return stream, int(stream.cuda_stream)
 
     def synchronize(self, stream: int | None) -> None:
@@ -75,7 +75,7 @@ class CudaMemory:
     def _stream(self, stream: int) -> Any:
         if stream == 0:
             return torch.cuda.default_stream(self._index)
-        return torch.cuda.ExternalStream(stream, device=self._index)  # type: ignore[no-untyped-call]
+        return torch.cuda.ExternalStream(stream, device=self._index)
 
     def _bytes(self, address: int, nbytes: int) -> Any:
         return self._from_interface(address, (nbytes,), (1,), "|u1")

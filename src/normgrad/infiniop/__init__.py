@@ -5,34 +5,37 @@ raises. Pointers are integers, 0 or None is null.
 """
 
 from normgrad.infiniop.batch_norm import (
-    infiniopBatchNormBackward,
-    infiniopBatchNormBackwardDescriptor_t,
-    infiniopCreateBatchNormBackwardDescriptor,
-    infiniopDestroyBatchNormBackwardDescriptor,
-    infiniopGetBatchNormBackwardWorkspaceSize,
+    infiniopBatchNormBackward as infiniopBatchNormBackward,
+    infiniopBatchNormBackwardDescriptor_t as infiniopBatchNormBackwardDescriptor_t,
+    infiniopCreateBatchNormBackwardDescriptor as infiniopCreateBatchNormBackwardDescriptor,
+    infiniopDestroyBatchNormBackwardDescriptor as infiniopDestroyBatchNormBackwardDescriptor,
+    infiniopGetBatchNormBackwardWorkspaceSize as infiniopGetBatchNormBackwardWorkspaceSize,
 )
 from normgrad.infiniop.constants import *
 from normgrad.infiniop.descriptors import (
-    infiniopCreateHandle,
-    infiniopCreateTensorDescriptor,
-    infiniopDestroyHandle,
-    infiniopDestroyTensorDescriptor,
-    infiniopHandle_t,
-    infiniopTensorDescriptor_t,
+    infiniopCreateHandle as infiniopCreateHandle,
+    infiniopCreateTensorDescriptor as infiniopCreateTensorDescriptor,
+    infiniopDestroyHandle as infiniopDestroyHandle,
+    infiniopDestroyTensorDescriptor as infiniopDestroyTensorDescriptor,
+    infiniopHandle_t as infiniopHandle_t,
+    infiniopTensorDescriptor_t as infiniopTensorDescriptor_t,
 )
 from normgrad.infiniop.runtime import (
-    infinirtDeviceSynchronize,
-    infinirtFree,
-    infinirtGetDevice,
-    infinirtGetDeviceCount,
-    infinirtInit,
-    infinirtMalloc,
-    infinirtMemcpy,
-    infinirtMemcpyAsync,
-    infinirtSetDevice,
-    infinirtStream_t,
-    infinirtStreamCreate,
-    infinirtStreamDestroy,
-    infinirtStreamSynchronize,
+    infinirtDeviceSynchronize as infinirtDeviceSynchronize,
+    infinirtFree as infinirtFree,
+    infinirtGetDevice as infinirtGetDevice,
+    infinirtGetDeviceCount as infinirtGetDeviceCount,
+    infinirtInit as infinirtInit,
+    infinirtMalloc as infinirtMalloc,
+    infinirtMemcpy as infinirtMemcpy,
+    infinirtMemcpyAsync as infinirtMemcpyAsync,
+    infinirtSetDevice as infinirtSetDevice,
+    infinirtStream_t as infinirtStream_t,
+    infinirtStreamCreate as infinirtStreamCreate,
+    infinirtStreamDestroy as infinirtStreamDestroy,
+    infinirtStreamSynchronize as infinirtStreamSynchronize,
 )
-from normgrad.infiniop.status import SENTENCES, recent_error
+from normgrad.infiniop.status import (
+    SENTENCES as SENTENCES,
+    recent_error as recent_error,
+)

@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 def open_library(namespace: str, kind: str) -> Any:
     """A ``torch.library.Library``, whose methods torch leaves untyped."""
-    return torch.library.Library(namespace, kind)  # type: ignore[no-untyped-call]
+    return torch.library.Library(namespace, kind)
 
 
 LIBRARY: Final[Any] = open_library("normgrad", "DEF")

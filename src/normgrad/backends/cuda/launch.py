@@ -76,7 +76,7 @@ def _run_unaligned(program: Program, index: int, bases: Sequence[int | None], st
 
     place = torch.cuda.default_stream(index)
     if stream:
-        place = torch.cuda.ExternalStream(stream, index)  # type: ignore[no-untyped-call]
+        place = torch.cuda.ExternalStream(stream, index)
     with torch.cuda.stream(place):
         memory = torch.empty(program.workspace_bytes, dtype=torch.uint8, device=place.device)
     run_program(program, index, [*bases[:-1], memory.data_ptr()], stream)
