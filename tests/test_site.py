@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,13 @@ def test_the_site_is_built(tmp_path):
     text = (tmp_path / "reference.html").read_text(encoding="utf-8")
     for words in ("batch_norm_backward", "save_invstd_is", "Gradients"):
         assert words in text
+
+
+def test_the_source_archive_has_what_tests_read():
+    """Found by the ways in which tests name files at the root of the project."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        packed = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("**/*.py")]
+    named = set(re.findall(r'(?:ROOT|parents\[\d\]) / "([^"]+)"', "".join(texts)))
+    assert {"mkdocs.yml", "benchmarks"} <= named
+    assert named - {"pyproject.toml"} <= set(packed)  # which every archive has
