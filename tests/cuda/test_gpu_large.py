@@ -174,3 +174,44 @@ def test_layer_norm():
     )
     close_sums(sums[0][columns], want.grad_weight, 600_000)
     close_sums(sums[1][columns], want.grad_bias, 600_000)
+
+
+def sums_of(x, dy, mean):
+    """The sums of dy and of dy * (x - mean) in float64, piece by piece."""
+    pieces = zip(x.view(-1).split(1 << 28), dy.view(-1).split(1 << 28), strict=True)
+    parts = [(b.double().sum(), (b.double() * (a.double() - mean)).sum()) for a, b in pieces]
+    return [sum(float(part[place]) for part in parts) for place in range(2)]
+
+
+def test_one_plane_of_more_than_2_31_elements():
+    x, dy = data(1, 1, EDGE + 4104)
+    count = x.numel()
+    mean, rstd, gamma = (torch.tensor([value], device="cuda") for value in (5.0, 1 / 3, 1.5))
+    dx = torch.full_like(x, float("nan"))
+    small = [torch.full((1,), float("nan"), device="cuda") for _ in range(2)]
+    functional.batch_norm_backward(
+        dy, x, gamma, save_mean=mean, save_invstd=rstd, out=(dx, *small), backend="cuda"
+    )
+    first, second = sums_of(x, dy, float(mean))
+    close_sums(small[0], torch.tensor([second * float(rstd)]).double(), count)
+    close_sums(small[1], torch.tensor([first]).double(), count)
+    for mark in (slice(0, 1000), slice(EDGE - 1000, EDGE + 1000), slice(count - 1000, count)):
+        wide_x, wide_dy = wide(x.view(-1)[mark], dy.view(-1)[mark])
+        xhat = (wide_x - 5.0) * float(rstd)
+        inner = wide_dy - first / count - xhat * (second * float(rstd) / count)
+        close(dx.view(-1)[mark], 1.5 * float(rstd) * inner)
+
+
+def test_group_norm_of_more_channels_of_samples():
+    """Their sums, in 17 GB of workspace."""
+    samples = EDGE // 512 + 1
+    if torch.cuda.mem_get_info()[0] < 40 << 30:
+        pytest.skip("needs 40 GiB of free GPU memory")
+    x, dy = data(samples, 512)
+    rows = torch.zeros(samples, 32, device="cuda"), torch.ones(samples, 32, device="cuda")
+    out = (None, None, torch.full((512,), float("nan"), device="cuda"))
+    functional.group_norm_backward(
+        dy, x, *rows, num_groups=32, output_mask=(False, False, True), out=out, backend="cuda"
+    )
+    want = sum(part.double().sum(0) for part in dy.split(1 << 18)).cpu()
+    close_sums(out[2], want, samples)
