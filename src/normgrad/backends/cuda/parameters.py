@@ -4,7 +4,7 @@ from typing import Any
 
 from normgrad.backends.cuda.layout import Layout
 from normgrad.backends.cuda.program import Builder, Ref
-from normgrad.backends.cuda.tiles import THREADS, ceil_div, power_of_two
+from normgrad.backends.cuda.tiles import THREADS, WIDE, ceil_div, power_of_two
 from normgrad.geometry import Geometry
 
 _AT_ONCE = 2048  # partials of a block: 1x128x1024x1024 in float32 reads 85.6 %, 83.7 with 512
@@ -37,6 +37,7 @@ def add_parameters(
             "CHANNELS": size,
             "PARTS": parts,
             "TIMES": ceil_div(count, parts),
+            "FAR": _is_far(layout),
             "COMPUTE": builder.compute,
         },
         warps=8 if parts > 512 else 4,
@@ -51,7 +52,13 @@ def joint_parameters(layout: Layout, splits: int, warps: int, *, meets: bool) ->
     count = layout.outer * splits
     parts = min(power_of_two(count), 4 * warps * THREADS)
     size = max(1, warps * THREADS // parts)
-    return {"MEETS": meets, "CHANNELS": size, "PARTS": parts, "TIMES": ceil_div(count, parts)}
+    tiles = {"CHANNELS": size, "PARTS": parts, "TIMES": ceil_div(count, parts)}
+    return {"MEETS": meets, **tiles, "FAR": _is_far(layout)}
+
+
+def _is_far(layout: Layout) -> bool:
+    """Whether the channels of all samples take 64 bits."""
+    return layout.outer * layout.channels >= WIDE
 
 
 def joint_sums(partials: int, cols: int, blocks: int, warps: int, *, meets: bool) -> dict[str, Any]:

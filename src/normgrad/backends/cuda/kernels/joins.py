@@ -83,9 +83,11 @@ def join_parameters(
     part,  # a vector of PARTS
     PARTS: tl.constexpr,
     TIMES: tl.constexpr,
+    FAR: tl.constexpr,  # whether channels of samples take 64 bits, whose division is slow
     COMPUTE: tl.constexpr,
 ):
     """Group norm: the sums of some channels over all samples and their partials."""
+    index: tl.constexpr = tl.int64 if FAR else tl.int32
     ok = channel < channels
     s1 = (channel[:, None] * 0 + part[None, :] * 0).to(COMPUTE)
     s2 = s1
@@ -93,12 +95,9 @@ def join_parameters(
     for time in tl.range(0, TIMES):
         there = time * PARTS + part
         mask = ok[:, None] & (there < samples * splits)[None, :]
-        # Wide where numbers are multiplied alone: 64-bit divisions are slow.
-        sample = (there // splits).to(tl.int64)[None, :]
-        unit = sample * channels + channel[:, None]
-        at = partials + unit * splits + (there % splits)[None, :]
-        statistic = sample * (channels // group_size) + (channel // group_size)[:, None]
-        scale = load_or(rstd, statistic, mask, 1.0, COMPUTE)
+        unit = (there // splits).to(index)[None, :] * channels + channel[:, None]
+        at = partials + unit.to(tl.int64) * splits + (there % splits)[None, :]
+        scale = load_or(rstd, unit // group_size, mask, 1.0, COMPUTE)
         s1 += tl.load(at, mask=mask, other=0.0)
         s2 += tl.load(at + second, mask=mask, other=0.0) * scale
     t1, t2 = sum_pairs(s1, s2, 1)
@@ -115,6 +114,7 @@ def join_groups(
     CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
     TIMES: tl.constexpr,
+    FAR: tl.constexpr,
     WARPS: tl.constexpr,
 ):
     """The end of a group norm kernel: everybody has arrived, each block joins some channels."""
@@ -132,5 +132,5 @@ def join_groups(
         channel = block * CHANNELS + gl.arange(0, CHANNELS, gl.SliceLayout(1, box))
         join_parameters(
             partials, rstd, dgamma, dbeta, samples, channels, splits, group_size,
-            channel, part, PARTS, TIMES, tl.float32,
+            channel, part, PARTS, TIMES, FAR, tl.float32,
         )  # fmt: skip

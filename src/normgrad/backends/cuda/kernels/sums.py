@@ -302,6 +302,7 @@ def finish_parameters(
     CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
     TIMES: tl.constexpr,
+    FAR: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     """Group norm: each channel's sums over all samples and their partials."""
@@ -309,7 +310,7 @@ def finish_parameters(
     part = tl.arange(0, PARTS)
     join_parameters(
         partials, rstd, dgamma, dbeta, samples, channels, splits, group_size,
-        channel, part, PARTS, TIMES, COMPUTE,
+        channel, part, PARTS, TIMES, FAR, COMPUTE,
     )  # fmt: skip
 
 
