@@ -8,7 +8,6 @@ import numpy as np
 from normgrad import hostmem
 from normgrad.dtypes import compute_dtype
 from normgrad.spec import Op
-from normgrad.verify.problem import EPS
 
 WRONG = (
     "all-zero",  # a kernel that never ran
@@ -23,6 +22,7 @@ WRONG = (
     "second-term-only",  # invstd * weight on the second term alone (a published erratum)
     "inference-corrected",  # the correction terms of training in inference
     "no-eps",
+    "usual-eps",  # 1e-5 whatever was asked for
     "dropped-tail",  # the last sample or row missing in the sums
     "late-subtraction",  # x * rstd - mean * rstd: digits are lost far from 0
     "sixteen-bit-sums",  # accumulated in the storage type
@@ -80,7 +80,8 @@ def _compute(problem, wrong):
 
     mean, rstd, gamma = of["mean"], of["rstd"], of.get("gamma", one)
     if case.statistic == "variance" or not case.training:
-        rstd = one / np.sqrt(rstd + x.dtype.type(0 if wrong == "no-eps" else EPS))
+        eps = {"no-eps": 0.0, "usual-eps": 1e-5}.get(wrong, case.eps)
+        rstd = one / np.sqrt(rstd + x.dtype.type(eps))
     if wrong == "stale-statistic":
         rstd = np.roll(rstd, 1, axis=2 if geometry.statistic == "channel" else 0)
     if wrong == "own-mean":

@@ -6,6 +6,7 @@ import pytest
 
 from normgrad import verify
 
+LARGE_EPS = ("batch_norm/inference-large-eps", "batch_norm/variance-large-eps")
 # How many (case, type) pairs must catch each mistake, and some that must be among them.
 CAUGHT = {
     "all-zero": (780, ["batch_norm/nchw", "layer_norm/rows", "group_norm/nchw"]),
@@ -19,7 +20,8 @@ CAUGHT = {
     "unused-first-rank": (115, ["batch_norm_elemt/nchw", "batch_norm_elemt/one-rank"]),
     "second-term-only": (475, ["batch_norm_elemt/nchw", "batch_norm/nchw"]),
     "inference-corrected": (40, ["batch_norm/inference", "batch_norm/inference-channels-last"]),
-    "no-eps": (12, ["batch_norm/inference"]),
+    "no-eps": (22, ["batch_norm/inference", *LARGE_EPS]),
+    "usual-eps": (8, [*LARGE_EPS]),
     "dropped-tail": (640, ["batch_norm/nchw", "layer_norm/many-rows", "batch_norm_reduce/sliced"]),
     "late-subtraction": (70, ["batch_norm/far-from-zero", "group_norm/far-from-zero"]),
     "sixteen-bit-sums": (320, ["batch_norm/long-batch", "layer_norm/many-rows"]),
@@ -28,10 +30,10 @@ CAUGHT = {
 }
 
 
-def failures(wrong, dtypes=verify.DTYPES):
+def failures(wrong, cases=verify.CASES):
     found = []
-    for case in verify.CASES:
-        for dtype in dtypes:
+    for case in cases:
+        for dtype in verify.DTYPES:
             problem = verify.make_problem(case, dtype)
             measured = verify.judge(problem, kernels.run(problem, wrong))
             if not all(one.ok for one in measured):
@@ -57,6 +59,15 @@ def test_a_wrong_kernel_is_caught(wrong):
     assert len(found) >= least
     cases = {name.partition(" ")[0] for name in found}
     assert set(named) <= cases
+
+
+@pytest.mark.parametrize("wrong", ["no-eps", "usual-eps"])
+def test_an_ignored_eps_is_caught_in_every_type(wrong):
+    """Most libraries have no float64, where even the usual eps would show."""
+    cases = [case for case in verify.CASES if case.name in LARGE_EPS]
+    assert failures(wrong, cases) == [
+        f"{name} {dtype}" for name in LARGE_EPS for dtype in verify.DTYPES
+    ]
 
 
 def test_an_all_zero_gradient_fails_wherever_the_truth_is_not_zero():

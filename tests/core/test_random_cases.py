@@ -56,6 +56,7 @@ def cases(draw):
         statistics_dtype=draw(st.sampled_from([None, None, "float32"])),
         own_statistics=draw(st.booleans()),
         ranks=draw(st.integers(1, 5)),
+        eps=draw(st.sampled_from([1e-5, 0.5])),
     )
 
 
