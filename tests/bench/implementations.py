@@ -63,6 +63,11 @@ def of_another_type(*operands, **options):
     return tuple(None if one is None else np.asarray(one, np.float64) for one in grads)
 
 
+def whatever_the_mask(*operands, output_mask, **options):
+    """Right numbers, also of results that nobody asked for."""
+    return functional.layer_norm_backward(*operands, **options)
+
+
 def of_another_shape(*operands, **options):
     """Right numbers, wrong shape."""
     grads = functional.layer_norm_backward(*operands, **options)

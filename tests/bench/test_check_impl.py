@@ -67,6 +67,17 @@ def test_wrong_functions_are_caught(function, words, capsys):
     assert f"implementations:{function} layer_norm/rows float32" in out
 
 
+def test_results_that_the_mask_leaves_out_must_be_none(capsys):
+    assert check("implementations:whatever_the_mask") == 1
+    out = capsys.readouterr().out
+    failures = [line for line in out.splitlines() if line.startswith("FAIL ")]
+    assert [line.split()[2] for line in failures] == [
+        f"layer_norm/mask-{bits}" for bits in ("000", "001", "010", "011", "100", "101", "110")
+    ]
+    words = "TypeError: it returned dgamma, which output_mask leaves out: it should be None"
+    assert words in failures[-2]
+
+
 def test_the_type_is_that_of_data_or_weight(capsys):
     """Float64 all over fails for float64 data in one case: the weight is float32 there."""
     assert check("implementations:of_another_type", dtype="float64") == 1

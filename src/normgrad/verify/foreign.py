@@ -159,11 +159,12 @@ class FunctionImplementation:
             if from_array(array, self.device).tobytes() != host.array.tobytes():
                 msg = f"it changed its operand {role}"
                 raise ValueError(msg)
-        return {
-            role: self._values(problem, role, array)
-            for role, array in zip(roles, listed, strict=True)
-            if role in problem.wanted
-        }
+        named = dict(zip(roles, listed, strict=True))
+        for role, array in named.items():
+            if role not in problem.wanted and array is not None:
+                msg = f"it returned {role}, which output_mask leaves out: it should be None"
+                raise TypeError(msg)
+        return {role: self._values(problem, role, named[role]) for role in problem.wanted}
 
     def _array(self, host: HostArray) -> Any:
         return to_array(host, self.device)
