@@ -8,6 +8,7 @@ import pytest
 
 from normgrad import verify
 from normgrad.errors import BackendError, DtypeError
+from normgrad.spec import Op
 
 
 def run(problem, backend):
@@ -49,6 +50,13 @@ def test_cases_have_unique_names_and_cover_every_operator():
         "layer_norm",
         "group_norm",
     }
+
+
+def test_a_layout_of_another_name_is_refused():
+    """It would be the contiguous case once more, under a name that promises something else."""
+    case = verify.Case(id="strided", op=Op.LAYER_NORM, shape=(2, 3), layout="strided")
+    with pytest.raises(ValueError, match=r"layout must be one of contiguous, .* got 'strided'"):
+        verify.make_problem(case, "float32")
 
 
 def test_another_seed_gives_other_numbers_and_the_same_seed_the_same():

@@ -7,17 +7,7 @@ from hypothesis import strategies as st
 from normgrad import verify
 from normgrad.errors import BackendError
 from normgrad.spec import RESULTS, Op
-
-LAYOUTS = (
-    "contiguous",
-    "channels-last",
-    "sliced",
-    "flipped",
-    "transposed",
-    "broadcast",
-    "mixed",
-    "offset",
-)
+from normgrad.verify.cases import LAYOUTS
 
 
 @st.composite

@@ -38,7 +38,7 @@ class PeerImplementation:
         if moves:
             operands |= {role: operands[role].movedim(axis, 1) for role in ("dy", "x")}
             shape = tuple(operands["x"].shape)
-            case = dataclasses.replace(case, shape=shape, channel_axis=1, layout="moved")
+            case = dataclasses.replace(case, shape=shape, channel_axis=1, layout="transposed")
         workload = Workload(case, problem.dtype)
         made = DeviceProblem(workload, operands, problem.result_dtypes, self.device)
         results = self.peer.prepare(made).results()

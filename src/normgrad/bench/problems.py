@@ -11,6 +11,7 @@ from normgrad.dtypes import compute_dtype
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec
 from normgrad.torch_arrays import TYPES, TorchKind
+from normgrad.verify.cases import Layout
 from normgrad.verify.problem import Problem, centre_of, request
 
 Tensor = torch.Tensor
@@ -141,7 +142,7 @@ def _statistics(view: tuple[Tensor, tuple[int, ...]], eps: float) -> tuple[Tenso
     return mean, (variance.to(torch.float64) + eps).rsqrt()
 
 
-def _lay_out(dense: Tensor, layout: str) -> Tensor:
+def _lay_out(dense: Tensor, layout: Layout) -> Tensor:
     if layout == "contiguous":
         return dense
     order = (0, *range(2, dense.ndim), 1)

@@ -11,10 +11,10 @@ from normgrad.dtypes import FLOATS
 from normgrad.errors import OptionError
 from normgrad.spec import RESULTS, Op, TensorSpec
 from normgrad.validate import validate_data
-from normgrad.verify.cases import Case
+from normgrad.verify.cases import USUAL_LAYOUTS, Case, Layout
 from normgrad.verify.problem import request
 
-LAYOUTS: Final = ("contiguous", "channels-last")
+LAYOUTS: Final = USUAL_LAYOUTS
 GROUPS = 32
 _CPU_TYPES = ("float32", "bfloat16", "float16")
 _GPU_TYPES = ("bfloat16", "float32")
@@ -90,7 +90,7 @@ def rows(
     op: Op,
     shapes: str,
     dtypes: Iterable[str],
-    layouts: Iterable[str] = LAYOUTS[:1],
+    layouts: Iterable[Layout] = LAYOUTS[:1],
     mask: tuple[bool, ...] = (),
     groups: int = GROUPS,
     normalized: int = 1,
@@ -121,7 +121,7 @@ def asked(
     op: Op,
     shapes: str,
     dtypes: Sequence[str],
-    layouts: Sequence[str],
+    layouts: Sequence[Layout],
     groups: int | None = None,
     normalized: int | None = None,
     mask: str | None = None,

@@ -14,9 +14,7 @@ from normgrad.dtypes import compute_dtype
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec, TensorSpec
 from normgrad.validate import result_shape
-from normgrad.verify.cases import EPS, Case
-
-__all__ = ["EPS", "HostArray", "Problem", "centre_of", "host_array", "make_problem", "request"]
+from normgrad.verify.cases import LAYOUTS, Case
 
 Values = NDArray[np.float64]
 
@@ -176,21 +174,27 @@ def _statistics(
 def _lay_out(values: Values, dtype: str, case: Case, role: str) -> HostArray:
     """The values in memory as the case's layout says."""
     dense = hostmem.narrow(values, dtype)
-    layout = case.layout
+    layout: str = case.layout
     if layout == "mixed":  # x and dy lie differently
         layout = "contiguous" if role == "x" else "channels-last"
     if layout == "broadcast":  # an expanded dy: stride 0 along the first axis
         if role == "x":
             return HostArray(dense, dtype)
         return HostArray(np.broadcast_to(dense[:1].copy(), dense.shape), dtype)
+    order, steps, shift = tuple(range(dense.ndim)), 1, 0
     if layout == "channels-last":
         order = (0, *range(2, dense.ndim), 1)
     elif layout == "transposed":
         order = tuple(reversed(range(dense.ndim)))
-    else:
-        order = tuple(range(dense.ndim))
-    steps = {"sliced": 2, "flipped": -1}.get(layout, 1)
-    shift = 3 if layout == "offset" else 0  # starts at no multiple of a vector
+    elif layout == "sliced":
+        steps = 2
+    elif layout == "flipped":
+        steps = -1
+    elif layout == "offset":  # starts at no multiple of a vector
+        shift = 3
+    elif layout != "contiguous":
+        msg = f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}"
+        raise ValueError(msg)
     ordered = [dense.shape[axis] for axis in order]
     storage = np.zeros(math.prod(size * abs(steps) for size in ordered) + shift, dense.dtype)
     wide = storage[shift:].reshape([size * abs(steps) for size in ordered])
