@@ -201,8 +201,7 @@ def _group() -> Iterator[Case]:
     }
     for name, (shape, groups) in shapes.items():
         yield Case(id=name, op=op, shape=shape, num_groups=groups)
-    common = {"op": op, "num_groups": 2}
-    yield Case(id="channels-last", shape=(4, 20, 5, 7), layout="channels-last", **common)  # type: ignore[arg-type]
+    yield Case(id="channels-last", op=op, shape=(4, 20, 5, 7), num_groups=2, layout="channels-last")
     yield Case(
         id="channels-last-group-of-10",
         op=op,
@@ -241,7 +240,7 @@ def _masks(length: int) -> Iterator[tuple[bool, ...]]:
 CASES: Final[tuple[Case, ...]] = (*_batch(), *_reduce(), *_elemt(), *_layer(), *_group())
 
 
-def select(op: str | None = None, case_id: str | None = None) -> tuple[Case, ...]:
+def select(op: str | None, case_id: str | None = None) -> tuple[Case, ...]:
     """The cases of one operator, or of one id, or all."""
     return tuple(
         case for case in CASES if (op is None or case.op == op) and case_id in (None, case.id)

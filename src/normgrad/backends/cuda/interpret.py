@@ -21,7 +21,7 @@ def interpret(
     spec: Spec,
     addresses: Sequence[int | None],
     workspace: int | None,
-    post: Mail | None = None,
+    post: Mail | None,
 ) -> None:
     """Run every step; kernels whose blocks wait for each other run phase by phase.
 

@@ -53,10 +53,10 @@ def alignment(itemsize: int, *steps: int) -> int:
     return math.gcd(16 // itemsize, *steps)
 
 
-def cut(run: int, most: int, least: int = 64) -> int:
+def cut(run: int, most: int) -> int:
     """The columns of a row: a power of two that cuts ``run`` with little waste, large if equal."""
-    best, best_waste = least, math.inf
-    cols = least
+    best, best_waste = 64, math.inf  # at least as many columns
+    cols = best
     while cols <= most:
         waste = ceil_div(run, cols) * cols / run
         if waste <= best_waste * 1.02:

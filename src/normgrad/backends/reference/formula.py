@@ -54,10 +54,8 @@ def factors(rstd: Array, gamma: Array, geometry: Geometry) -> tuple[Array | floa
     return (1.0, rstd * gamma) if geometry.statistic == "channel" else (gamma, rstd)
 
 
-def input_gradient(
-    g: Array, xhat: Array | None, outside: Array, correction: Correction | None
-) -> Array:
+def input_gradient(g: Array, xhat: Array, outside: Array, correction: Correction | None) -> Array:
     """``dx``; without a correction the statistics were constants (inference)."""
-    if correction is None or xhat is None:
+    if correction is None:
         return g * outside
     return (g - correction.offset - xhat * correction.slope) * outside

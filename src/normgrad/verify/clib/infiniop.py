@@ -144,13 +144,13 @@ class Infiniop:
             text = f"{type(error).__name__}: {error}"
             return dataclasses.replace(job.blank, share=math.inf, detail=text)
 
-    def descriptor(self, tensor: TensorSpec, dtype: int | None = None) -> ctypes.c_void_p:
+    def descriptor(self, tensor: TensorSpec) -> ctypes.c_void_p:
         """A tensor descriptor."""
         made = ctypes.c_void_p()
         rank = len(tensor.shape)
         shape = (ctypes.c_size_t * max(rank, 1))(*tensor.shape)
         strides = (ctypes.c_ssize_t * max(rank, 1))(*tensor.strides)
-        code = DTYPES[tensor.dtype] if dtype is None else dtype
+        code = DTYPES[tensor.dtype]
         arguments = (ctypes.byref(made), ctypes.c_size_t(rank), shape, strides, code)
         _must("infiniopCreateTensorDescriptor", self.describe(*arguments))
         return made

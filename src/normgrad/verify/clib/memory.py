@@ -61,15 +61,13 @@ class HostRuntime:
 class Placed:
     """A strided array in the library's memory. ``address`` is that of its first element."""
 
-    def __init__(self, runtime: Runtime, host: HostArray, *, guarded: bool = True) -> None:
+    def __init__(self, runtime: Runtime, host: HostArray) -> None:
         self.runtime, self.host, self.tensor = runtime, host, host.tensor
         self.low, high = hostmem.byte_range(self.tensor)
         self.size = high - self.low
-        guard = GUARD if guarded else 0
-        self.total = self.size + 2 * guard
-        self.base = runtime.malloc(max(self.total, 1))
-        self.start = guard
-        self.address = self.base + guard - self.low
+        self.total = self.size + 2 * GUARD
+        self.base = runtime.malloc(self.total)
+        self.address = self.base + GUARD - self.low
         self.image = np.full(self.total, _PATTERN, np.uint8)
         self._view(self.image)[...] = host.array
         runtime.upload(self.base, self.image.tobytes())
@@ -78,7 +76,7 @@ class Placed:
         """The array inside an image of the whole allocation."""
         if self.tensor.size == 0:
             return np.empty(self.tensor.shape, hostmem.STORAGE[self.tensor.dtype])
-        first = image.__array_interface__["data"][0] + self.start - self.low
+        first = image.__array_interface__["data"][0] + GUARD - self.low
         return hostmem.view(first, self.tensor)
 
     def read(self) -> Any:
