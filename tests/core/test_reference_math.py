@@ -5,6 +5,8 @@ import pytest
 import torch
 
 import normgrad as ng
+from normgrad import verify
+from normgrad.backends.reference.backend import evaluate
 
 RNG = np.random.default_rng(7)
 EPS = 1e-5
@@ -134,3 +136,17 @@ def test_against_finite_differences(op):
         np.testing.assert_allclose(
             one.ravel(), difference(run, array).ravel(), rtol=1e-5, atol=1e-7
         )
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in verify.CASES if case.mask], ids=lambda case: case.name
+)
+def test_the_formula_answers_what_was_asked_alone(case):
+    """With the weight's gradient alone wanted it had a dx too, which was dy."""
+    problem = verify.make_problem(case, "float64")
+    geometry = problem.geometry
+    operands = {
+        role: host.values.reshape(geometry.shape_of(role))
+        for role, host in problem.operands.items()
+    }
+    assert tuple(evaluate(problem.spec, geometry, operands)) == problem.wanted

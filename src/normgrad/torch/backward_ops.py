@@ -212,7 +212,7 @@ _GROUP = (
 
 
 def _batch_request(inputs: tuple[Any, ...]) -> tuple[Request, dict[int, str]]:
-    training, eps, mask, axis = inputs[7:11]
+    training, eps, _, axis = inputs[7:11]
     options = {
         "training": training,
         "eps": eps,
@@ -221,31 +221,31 @@ def _batch_request(inputs: tuple[Any, ...]) -> tuple[Request, dict[int, str]]:
     }
     mean, rstd = (5, 6) if training else (3, 4)
     roles = {0: "dy", 1: "x", 2: "gamma", mean: "mean", rstd: "rstd"}
-    return Request(Op.BATCH_NORM, tuple(mask), options), roles
+    return Request(Op.BATCH_NORM, options), roles
 
 
 def _reduce_request(inputs: tuple[Any, ...]) -> tuple[Request, dict[int, str]]:
     roles = {0: "dy", 1: "x", 2: "mean", 3: "rstd", 4: "gamma"}
     options = {"channel_axis": inputs[6]}
-    return Request(Op.BATCH_NORM_REDUCE, tuple(inputs[5]), options), roles
+    return Request(Op.BATCH_NORM_REDUCE, options), roles
 
 
 def _elemt_request(inputs: tuple[Any, ...]) -> tuple[Request, dict[int, str]]:
     names = ("dy", "x", "mean", "rstd", "gamma", "sum_dy", "sum_dy_xmu", "counter")
     options = {"channel_axis": inputs[8]}
-    return Request(Op.BATCH_NORM_ELEMT, (True,), options), dict(enumerate(names))
+    return Request(Op.BATCH_NORM_ELEMT, options), dict(enumerate(names))
 
 
 def _layer_request(inputs: tuple[Any, ...]) -> tuple[Request, dict[int, str]]:
     roles = {0: "dy", 1: "x", 3: "mean", 4: "rstd", 5: "gamma"}
     options = {"normalized_shape": tuple(inputs[2])}
-    return Request(Op.LAYER_NORM, tuple(inputs[7]), options), roles
+    return Request(Op.LAYER_NORM, options), roles
 
 
 def _group_request(inputs: tuple[Any, ...]) -> tuple[Request, dict[int, str]]:
     roles = {0: "dy", 1: "x", 2: "mean", 3: "rstd", 4: "gamma"}
     options = {"num_groups": inputs[5], "channel_axis": inputs[7]}
-    return Request(Op.GROUP_NORM, tuple(inputs[6]), options), roles
+    return Request(Op.GROUP_NORM, options), roles
 
 
 def _derivative(

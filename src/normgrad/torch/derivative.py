@@ -4,7 +4,7 @@ The result can be differentiated again. Nothing here is fast: second derivatives
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,10 +21,9 @@ _DATA = ("dy", "x", "dx")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Which operator, with which options, and which results it was asked for."""
+    """Which operator, with which options."""
 
     op: Op
-    wanted: tuple[bool, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -37,15 +36,16 @@ def differentiate(
     """The gradient with respect to each needed operand, from gradients of the results."""
     given = {role: one for role, one in operands.items() if one is not None}
     targets = [role for role in needed if role in given]
-    spec, geometry = _request(request, given)
+    named = zip(RESULTS[request.op], grads, strict=True)
+    wanted = {role: grad for role, grad in named if grad is not None}
+    if not wanted or not targets:
+        return {}
+    spec, geometry = _request(request, given, wanted)
     compute = TYPES[arithmetic(spec)]
     pairs = [
         (role, _canonical(geometry, role, grad, request).to(compute))
-        for role, grad in zip(RESULTS[request.op], grads, strict=True)
-        if grad is not None
+        for role, grad in wanted.items()
     ]
-    if not pairs or not targets:
-        return {}
 
     def results(*some: Tensor) -> tuple[Tensor, ...]:
         full = given | dict(zip(targets, some, strict=True))
@@ -64,18 +64,19 @@ def differentiate(
     return dict(zip(targets, pull(tuple(grad for _, grad in pairs)), strict=True))
 
 
-def _request(request: Request, given: Mapping[str, Tensor]) -> tuple[Spec, Geometry]:
+def _request(
+    request: Request, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
+) -> tuple[Spec, Geometry]:
     """The core's description of the call; sizes may be symbolic, so nothing is cached."""
     options = dict(request.options)
-    tensors = {role: described(one) for role, one in given.items()}
+    tensors = {role: described(one) for role, one in (*given.items(), *wanted.items())}
     if request.op is Op.GROUP_NORM:
         axis = options.pop("channel_axis") % given["x"].dim()
-        tensors |= {role: tensors[role].move_axis(axis, 1) for role in ("dy", "x")}
+        data = [role for role in _DATA if role in tensors]
+        tensors |= {role: tensors[role].move_axis(axis, 1) for role in data}
     elif request.op is not Op.LAYER_NORM:
         options["channel_axis"] %= given["x"].dim()
     spec = Spec(op=request.op, **tensors, **options)  # type: ignore[arg-type]
-    if "dx" in RESULTS[request.op] and request.wanted[0]:
-        spec = replace(spec, dx=spec.x)
     return spec, geometry_of(spec)
 
 

@@ -68,8 +68,7 @@ def expected_of(spec: Spec, geometry: Geometry, operands: dict[str, Array]) -> E
     unit = FLOATS[compute].unit_roundoff * (2 if compute == "float64" else 1)
     errors = _errors(spec, geometry, operands)
     budgets = {}
-    wanted = {role: values[role] for role in spec.wanted}
-    for role, value in wanted.items():
+    for role, value in values.items():
         tensor = spec.tensor(role)
         assert tensor is not None
         info = FLOATS[tensor.dtype]
@@ -78,7 +77,7 @@ def expected_of(spec: Spec, geometry: Geometry, operands: dict[str, Array]) -> E
         # float32 intermediates may be flushed to zero below 2**-126.
         floor = info.smallest + (2.0**-126 if compute == "float32" else 0.0)
         budgets[role] = error + info.unit_roundoff * (abs(value) + error) + floor
-    return Expected(wanted, budgets)
+    return Expected(values, budgets)
 
 
 def _errors(spec: Spec, geometry: Geometry, operands: dict[str, Array]) -> dict[str, Array]:
@@ -89,7 +88,7 @@ def _errors(spec: Spec, geometry: Geometry, operands: dict[str, Array]) -> dict[
     rstd = operands.get("rstd", 1.0)
     derived = 0
     if spec.rstd_is == "variance":
-        rstd = (rstd + spec.eps) ** -0.5
+        rstd = formula.inverse_deviation(rstd, spec.eps)
         derived = RSTD_ROUNDINGS
     rstd = abs(rstd)
     distance = abs(operands["x"] - mean)
@@ -109,8 +108,10 @@ def _errors(spec: Spec, geometry: Geometry, operands: dict[str, Array]) -> dict[
         dgamma, dbeta = formula.parameter_sums(dy, xhat, geometry)
         errors["dgamma"] = (in_sum + XHAT_ROUNDINGS + derived + 1) * dgamma
         errors["dbeta"] = in_sum * dbeta
-    if spec.dx is None or not geometry.size:
-        errors["dx"] = dy
+    if spec.dx is None:
+        return errors
+    if not geometry.size:
+        errors["dx"] = dy  # as empty as dx is
         return errors
     inside, outside = formula.factors(rstd, gamma, geometry)
     g = dy * inside

@@ -58,17 +58,14 @@ def evaluate(
     gamma = operands.get("gamma", 1.0)
     rstd = operands.get("rstd", 1.0)
     if spec.rstd_is == "variance":
-        rstd = (rstd + spec.eps) ** -0.5
+        rstd = formula.inverse_deviation(rstd, spec.eps)
+    results = {}
     if spec.op is Op.BATCH_NORM_REDUCE:
         sum_dy_xmu, sum_dy = formula.parameter_sums(dy, x - mean, geometry)
-        return {
-            "sum_dy": sum_dy,
-            "sum_dy_xmu": sum_dy_xmu,
-            "dgamma": sum_dy_xmu * rstd,
-            "dbeta": sum_dy,
-        }
+        results["sum_dy"], results["sum_dy_xmu"] = sum_dy, sum_dy_xmu
+        results["dgamma"], results["dbeta"] = sum_dy_xmu * rstd, sum_dy
+        return {role: results[role] for role in spec.wanted}
     xhat = formula.normalized(x, mean, rstd)
-    results = {}
     if spec.op is not Op.BATCH_NORM_ELEMT:
         results["dgamma"], results["dbeta"] = formula.parameter_sums(dy, xhat, geometry)
     if spec.dx is not None and geometry.size:
@@ -83,9 +80,9 @@ def evaluate(
         elif spec.training:
             correction = formula.own_correction(g, xhat, geometry)
         results["dx"] = formula.input_gradient(g, xhat, outside, correction)
-    else:
-        results["dx"] = dy
-    return results
+    elif spec.dx is not None:
+        results["dx"] = dy  # as empty as dx is
+    return {role: results[role] for role in spec.wanted}
 
 
 def _read(plan: Plan, role: str, address: int | None) -> Values:

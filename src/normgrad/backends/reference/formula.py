@@ -19,6 +19,11 @@ class Correction(NamedTuple):
     slope: Array
 
 
+def inverse_deviation(variance: Array, eps: float) -> Array:
+    """``rstd`` where the second statistic is a variance."""
+    return (variance + eps) ** -0.5
+
+
 def normalized(x: Array, mean: Array, rstd: Array) -> Array:
     """Xhat, what the forward pass multiplied by gamma."""
     return (x - mean) * rstd
