@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from normgrad import __version__, backends, cli, verify
 from normgrad.backends.reference.backend import ReferenceBackend
 from normgrad.cli import env, terminal
 from normgrad.errors import BackendError
+from normgrad.verify.foreign import blank_outcome
+from normgrad.verify.summary import summary
 
 QUICK = ["check", "--op", "layer_norm", "--dtype", "float32", "--backend", "reference"]
 
@@ -99,6 +102,23 @@ def test_check_fails_for_a_backend_that_raises(install, tmp_path, capsys):
     assert "RuntimeError: out of paper" in capsys.readouterr().out
     rows = json.loads(path.read_text())["rows"]
     assert rows[0]["share"] is None  # JSON has no infinity
+
+
+def test_a_summary_names_the_worst_and_what_was_repeated():
+    case = verify.select("layer_norm", "rows")[0]
+    blank = blank_outcome(case, "float32", "somebody")
+    good = replace(blank, verdict="PASS", share=0.5, ulps=3.0)
+    bad = replace(blank, share=2.0, ulps=1.0)
+    none = replace(blank, verdict="NONE", dtype="float64")
+    once, never = summary([good, bad, none]).groups
+    assert (once.verdict, once.worst, once.ulps, once.other_bits) == ("FAIL", bad, 3.0, None)
+    assert (never.verdict, never.verdicts) == ("NONE", {"NONE": 1})
+    same, other = (replace(good, deterministic=bits) for bits in (True, False))
+    (repeated,) = summary([same, other, good]).groups
+    assert (repeated.verdict, repeated.other_bits) == ("PASS", 1)
+    assert [tuple(kind) for kind in summary([good, bad, none]).kinds] == [
+        ("layer_norm", "shapes", {"PASS": 1, "FAIL": 1, "NONE": 1})
+    ]
 
 
 def test_check_fails_where_nothing_could_run(install, capsys):

@@ -57,14 +57,4 @@ def check_case(backend: str, case: verify.Case, dtype: str, seed: int) -> Outcom
         return replace(blank, verdict="NONE", detail=f"refused: {error}")
     except Exception as error:
         return replace(blank, share=math.inf, detail=f"{type(error).__name__}: {error}")
-    measured = verify.judge(problem, results)
-    if not measured:
-        return replace(blank, verdict="PASS", detail="nothing to compute")
-    worst = max(measured, key=lambda one: one.share)
-    return replace(
-        blank,
-        verdict="PASS" if worst.ok else "FAIL",
-        share=worst.share,
-        ulps=max(one.ulps for one in measured),
-        detail=str(worst),
-    )
+    return blank.judged(verify.judge(problem, results))

@@ -2,55 +2,48 @@
 
 import argparse
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 
 from normgrad.cli import terminal
 from normgrad.cli.env import environment
-from normgrad.verify.foreign import Outcome
+from normgrad.verify.foreign import Outcome, Verdict
+from normgrad.verify.summary import Summary, summary
 
 
 def finish(args: argparse.Namespace, outcomes: list[Outcome]) -> int:
     """Write, print; 0 if something passed and nothing failed, else 1."""
     _write(args, outcomes)
-    _show(outcomes)
+    found = summary(outcomes)
+    _show(found, outcomes)
     if args.html:
         print(f"wrote {args.html}")
-    count = Counter(one.verdict for one in outcomes)
+    count = found.verdicts
     print(f"{count['PASS']} passed, {count['FAIL']} failed, {count['NONE']} not offered")
     return 0 if count["PASS"] and not count["FAIL"] else 1
 
 
-def _show(outcomes: list[Outcome]) -> None:
+def _show(found: Summary, outcomes: list[Outcome]) -> None:
     """A table by operator and type, one by kind of case, and every failure in full."""
-    groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
-    kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for one in outcomes:
-        groups[one.who, one.op, one.dtype].append(one)
-        kinds[one.op, one.kind][one.verdict] += 1
     lines = []
-    for (who, op, dtype), members in groups.items():
-        worst = max(members, key=lambda one: one.share)
-        ulps = max(one.ulps for one in members)
-        count = Counter(one.verdict for one in members)
-        repeated = any(one.deterministic is not None for one in members)
-        several = str(sum(one.deterministic is False for one in members)) if repeated else ""
-        verdict = next(word for word in ("FAIL", "PASS", "NONE") if count[word])
-        shown = f"{worst.share:.3g}", f"{ulps:.3g}", worst.case, several
-        counts = (str(count["PASS"]), str(count["FAIL"]), str(count["NONE"]))
-        lines.append((who, op, dtype, *counts, *shown, verdict))
+    for group in found.groups:
+        who, op, dtype, count, worst, ulps, several = group
+        bits = "" if several is None else str(several)
+        shown = f"{worst.share:.3g}", f"{ulps:.3g}", worst.case, bits
+        lines.append((who, op, dtype, *_counts(count), *shown, group.verdict))
     counts_header = ("who", "operator", "type", "pass", "fail", "not offered")
     header = (*counts_header, "worst/budget", "ulp", "in case", "other bits", "verdict")
     terminal.table("normgrad check", header, lines)
     print()
-    rows = [
-        (op, kind, str(count["PASS"]), str(count["FAIL"]), str(count["NONE"]))
-        for (op, kind), count in kinds.items()
-    ]
+    rows = [(op, kind, *_counts(count)) for op, kind, count in found.kinds]
     terminal.table("by kind of case", ("operator", "kind", "pass", "fail", "not offered"), rows)
     for one in outcomes:
         if one.verdict == "FAIL":
             where = f"{one.who} {one.op}/{one.case} {one.dtype}"
             print(f"FAIL {where}: {one.share:.3g} of the budget, {one.ulps:.3g} ulp; {one.detail}")
+
+
+def _counts(count: Counter[Verdict]) -> tuple[str, str, str]:
+    return str(count["PASS"]), str(count["FAIL"]), str(count["NONE"])
 
 
 def _write(args: argparse.Namespace, outcomes: list[Outcome]) -> None:

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -15,6 +15,7 @@ from normgrad.spec import RESULTS, Op
 from normgrad.validate import result_shape
 from normgrad.verify.budget import expected
 from normgrad.verify.cases import Case
+from normgrad.verify.measure import Measurement
 from normgrad.verify.problem import HostArray, Problem, make_problem
 from normgrad.verify.run import (
     Results,
@@ -62,6 +63,19 @@ class Outcome:
     deterministic: bool | None = None
     detail: str = ""
 
+    def judged(self, measured: Sequence[Measurement]) -> "Outcome":
+        """The same case with its results measured: the worst element decides."""
+        worst = max(measured, key=lambda one: one.share, default=None)
+        if worst is None:
+            return replace(self, verdict="PASS", detail="nothing to compute")
+        return replace(
+            self,
+            verdict="PASS" if worst.ok else "FAIL",
+            share=worst.share,
+            ulps=max(one.ulps for one in measured),
+            detail=str(worst),
+        )
+
     def as_json(self) -> dict[str, object]:
         """Every field; JSON has no infinity, so that becomes null."""
         return {
@@ -99,7 +113,7 @@ def examine(
     before = {role: host.array.copy() for role, host in problem.operands.items()}
     truth = expected(problem)
     first: Results = {}
-    share, ulps, detail, same = 0.0, 0.0, "nothing to compute", True
+    worst, same = blank, True
     for turn in range(repeats):
         try:
             results = implementation.run(problem)
@@ -115,21 +129,17 @@ def examine(
         ]
         if changed:
             return replace(blank, share=math.inf, detail=f"it changed its operand {changed[0]}")
-        measured = judge(problem, results, truth)
-        worst = max(measured, key=lambda one: one.share, default=None)
-        if worst is not None and (turn == 0 or worst.share > share):
-            share, ulps = worst.share, max(one.ulps for one in measured)
-            detail = str(worst)
+        found = blank.judged(judge(problem, results, truth))
+        if turn == 0 or found.share > worst.share:
+            worst = found
         first = first or results
         same = same and all(
             results[role].tobytes() == first[role].tobytes() for role in problem.wanted
         )
-    if not same and share <= 1:
-        detail = f"other bits in {repeats} runs on the same operands; {detail}"
-    verdict: Verdict = "PASS" if share <= 1 and same else "FAIL"
-    return replace(
-        blank, verdict=verdict, share=share, ulps=ulps, deterministic=same, detail=detail
-    )
+    if not same and worst.verdict == "PASS":
+        detail = f"other bits in {repeats} runs on the same operands; {worst.detail}"
+        worst = replace(worst, verdict="FAIL", detail=detail)
+    return replace(worst, deterministic=same)
 
 
 class FunctionImplementation:

@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from html import escape
 
 from normgrad.page import Cell, environment_table, page, section, table
-from normgrad.verify.foreign import Outcome
+from normgrad.verify.foreign import Outcome, Verdict
+from normgrad.verify.summary import Group, Kind, summary
 
 _STYLES = {"PASS": "good", "FAIL": "bad", "NONE": ""}
 
 
 def render(outcomes: list[Outcome], environment: Mapping[str, object]) -> str:
     """The page as text."""
-    count = Counter(one.verdict for one in outcomes)
+    found = summary(outcomes)
+    count = found.verdicts
     who = ", ".join(dict.fromkeys(one.who for one in outcomes)) or "nobody"
     lead = (
         f"{escape(who)}: {count['PASS']} cases passed, {count['FAIL']} failed, "
@@ -20,11 +22,11 @@ def render(outcomes: list[Outcome], environment: Mapping[str, object]) -> str:
         "error is given as a share of its budget (1 is the most that a right implementation may "
         "miss) and in units in the last place."
     )
-    parts = [f"<p>{lead}</p>", section("By operator and type", _by_type(outcomes))]
+    parts = [f"<p>{lead}</p>", section("By operator and type", _by_type(found.groups))]
     picture = _picture(outcomes)
     if picture:
         parts.append(section("Error over budget, case by case", picture))
-    parts.append(section("By kind of case", _by_kind(outcomes)))
+    parts.append(section("By kind of case", _by_kind(found.kinds)))
     failed = [one for one in outcomes if one.verdict == "FAIL"]
     if failed:
         parts.append(section("What failed", _listed(failed)))
@@ -33,46 +35,32 @@ def render(outcomes: list[Outcome], environment: Mapping[str, object]) -> str:
     return page("normgrad check", parts)
 
 
-def _by_type(outcomes: list[Outcome]) -> str:
-    groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
-    for one in outcomes:
-        groups[one.who, one.op, one.dtype].append(one)
-    rows = []
-    for key, members in groups.items():
-        worst = max(members, key=lambda one: one.share)
-        count = Counter(one.verdict for one in members)
-        several = sum(one.deterministic is False for one in members)
-        rows.append(
-            (
-                *key,
-                str(count["PASS"]),
-                Cell(str(count["FAIL"]), "bad" if count["FAIL"] else ""),
-                str(count["NONE"]),
-                f"{worst.share:.3g}",
-                f"{max(one.ulps for one in members):.3g}",
-                Cell(str(several), "bad" if several else ""),
-                f"{worst.case}: {worst.detail}",
-            )
+def _by_type(groups: list[Group]) -> str:
+    rows = [
+        (
+            who,
+            op,
+            dtype,
+            *_counts(count),
+            f"{worst.share:.3g}",
+            f"{ulps:.3g}",
+            Cell("" if several is None else str(several), "bad" if several else ""),
+            f"{worst.case}: {worst.detail}",
         )
+        for who, op, dtype, count, worst, ulps, several in groups
+    ]
     header = ("who", "operator", "type", "pass", "fail", "not offered", "worst/budget")
     return table((*header, "ulp", "other bits", "worst element"), rows)
 
 
-def _by_kind(outcomes: list[Outcome]) -> str:
-    kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for one in outcomes:
-        kinds[one.op, one.kind][one.verdict] += 1
-    rows = [
-        (
-            op,
-            kind,
-            str(count["PASS"]),
-            Cell(str(count["FAIL"]), "bad" if count["FAIL"] else ""),
-            str(count["NONE"]),
-        )
-        for (op, kind), count in kinds.items()
-    ]
+def _by_kind(kinds: list[Kind]) -> str:
+    rows = [(op, kind, *_counts(count)) for op, kind, count in kinds]
     return table(("operator", "kind", "pass", "fail", "not offered"), rows)
+
+
+def _counts(count: Counter[Verdict]) -> tuple[str, Cell, str]:
+    failed = Cell(str(count["FAIL"]), "bad" if count["FAIL"] else "")
+    return str(count["PASS"]), failed, str(count["NONE"])
 
 
 def _listed(outcomes: list[Outcome]) -> str:
