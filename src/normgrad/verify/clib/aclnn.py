@@ -8,6 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from normgrad.aclnn import products
+from normgrad.aclnn.constants import (
+    ACL_MEM_MALLOC_HUGE_FIRST,
+    ACL_MEMCPY_DEVICE_TO_HOST,
+    ACL_MEMCPY_HOST_TO_DEVICE,
+    DTYPE_NAMES,
+)
+from normgrad.aclnn.status import ACL_SUCCESS
 from normgrad.errors import OptionError
 from normgrad.spec import Op
 from normgrad.verify.cases import Case, select
@@ -18,14 +26,13 @@ from normgrad.verify.clib.memory import Placed
 from normgrad.verify.foreign import Outcome
 from normgrad.verify.problem import HostArray, Problem, make_problem
 
-SUCCESS = 0
 NAMES = {
-    Op.BATCH_NORM: "aclnnBatchNormBackward",
-    Op.BATCH_NORM_ELEMT: "aclnnBatchNormElemtBackward",
-    Op.LAYER_NORM: "aclnnLayerNormBackward",
-    Op.GROUP_NORM: "aclnnGroupNormBackward",
+    Op.BATCH_NORM: products.BATCH_NORM,
+    Op.BATCH_NORM_ELEMT: products.ELEMT,
+    Op.LAYER_NORM: products.LAYER_NORM,
+    Op.GROUP_NORM: products.GROUP_NORM,
 }
-DTYPES = {"float32": 0, "float16": 1, "int32": 3, "int64": 9, "float64": 11, "bfloat16": 27}
+_DTYPES = {name: code for code, name in DTYPE_NAMES.items()}
 _TYPES = ("float16", "bfloat16", "float32")
 _BESIDE = ("libascendcl.so", "libnnopbase.so")
 
@@ -83,7 +90,7 @@ class Aclnn:
 
     def _must(self, name: str, *arguments: Any) -> None:
         code = self.function(name)(*arguments)
-        if code != SUCCESS:
+        if code != ACL_SUCCESS:
             msg = f"{name} returned {code}: {self.message()}"
             raise RuntimeError(msg)
 
@@ -97,7 +104,8 @@ class Aclnn:
     def malloc(self, nbytes: int) -> int:
         """Device memory."""
         address = ctypes.c_void_p()
-        self._must("aclrtMalloc", ctypes.byref(address), ctypes.c_size_t(nbytes), ctypes.c_int(0))
+        policy = ctypes.c_int(ACL_MEM_MALLOC_HUGE_FIRST)
+        self._must("aclrtMalloc", ctypes.byref(address), ctypes.c_size_t(nbytes), policy)
         return int(address.value or 0)
 
     def free(self, address: int) -> None:
@@ -107,14 +115,16 @@ class Aclnn:
     def upload(self, address: int, data: bytes) -> None:
         """Host to device."""
         size = ctypes.c_size_t(len(data))
-        self._must("aclrtMemcpy", ctypes.c_void_p(address), size, data, size, ctypes.c_int(1))
+        kind = ctypes.c_int(ACL_MEMCPY_HOST_TO_DEVICE)
+        self._must("aclrtMemcpy", ctypes.c_void_p(address), size, data, size, kind)
 
     def download(self, address: int, nbytes: int) -> bytes:
         """Device to host, after the stream has finished."""
         self._must("aclrtSynchronizeStream", self.stream)
         target = ctypes.create_string_buffer(max(nbytes, 1))
         size = ctypes.c_size_t(nbytes)
-        self._must("aclrtMemcpy", target, size, ctypes.c_void_p(address), size, ctypes.c_int(2))
+        kind = ctypes.c_int(ACL_MEMCPY_DEVICE_TO_HOST)
+        self._must("aclrtMemcpy", target, size, ctypes.c_void_p(address), size, kind)
         return target.raw[:nbytes]
 
     def run(self, job: Job, seed: int) -> Outcome:
@@ -142,7 +152,7 @@ class Aclnn:
         count = placed.size // max(host.array.itemsize, 1)
         storage = (ctypes.c_int64 * 1)(count)
         create = self.function("aclCreateTensor", ctypes.c_void_p)
-        code = DTYPES[host.dtype] if dtype is None else dtype
+        code = _DTYPES[host.dtype] if dtype is None else dtype
         return ctypes.c_void_p(
             create(
                 dims,

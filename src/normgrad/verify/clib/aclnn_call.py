@@ -4,11 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from normgrad.aclnn.constants import ACL_FORMAT_ND, ACL_FORMAT_NHWC
 from normgrad.spec import Op
 from normgrad.verify.cases import Case
 from normgrad.verify.problem import HostArray
-
-ND, NHWC = 2, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,7 @@ class Argument:
     kind: str  # tensor, mask, sizes, bool, int, double
     value: Any
     role: str = ""
-    form: int = ND
+    form: int = ACL_FORMAT_ND
     dtype: int | None = None
     required: bool = True
 
@@ -30,7 +29,12 @@ def arguments_of(case: Case, hosts: dict[str, HostArray]) -> list[Argument]:
 
 
 def _tensor(
-    name: str, role: str, hosts: dict[str, HostArray], form: int = ND, *, required: bool = True
+    name: str,
+    role: str,
+    hosts: dict[str, HostArray],
+    form: int = ACL_FORMAT_ND,
+    *,
+    required: bool = True,
 ) -> Argument:
     return Argument(name, "tensor", hosts.get(role), role, form, required=required)
 
@@ -40,7 +44,7 @@ def _mask(case: Case) -> Argument:
 
 
 def _batch_norm(case: Case, hosts: dict[str, HostArray]) -> list[Argument]:
-    form = NHWC if case.channel_axis == 3 else ND
+    form = ACL_FORMAT_NHWC if case.channel_axis == 3 else ACL_FORMAT_ND
     saved = ("saveMean", "saveInvstd") if case.training else ("runningMean", "runningVar")
     vectors = [
         Argument(name, "tensor", hosts.get(role) if name in saved else None, role, required=False)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from normgrad.aclnn.constants import ACL_FLOAT16, ACL_FORMAT_NC1HWC0, ACL_INT32
+from normgrad.aclnn.status import ACL_SUCCESS, INVALID, NULLPTR, SPENT
 from normgrad.spec import Op
 from normgrad.verify.cases import Case
 from normgrad.verify.clib.aclnn_call import Argument, arguments_of
@@ -17,8 +19,6 @@ from normgrad.verify.problem import HostArray, make_problem
 if TYPE_CHECKING:
     from normgrad.verify.clib.aclnn import Aclnn
 
-SUCCESS, NULLPTR, INVALID, SPENT = 0, 161001, 161002, 561103
-_INT32, _FLOAT16, _NC1HWC0 = 3, 1, 3
 _CASES = {
     Op.BATCH_NORM: Case(id="status", op=Op.BATCH_NORM, shape=(2, 3, 4)),
     Op.BATCH_NORM_ELEMT: Case(id="status", op=Op.BATCH_NORM_ELEMT, shape=(2, 3, 4)),
@@ -48,7 +48,7 @@ def check(library: "Aclnn", op: Op, call: str, blank: Outcome) -> Outcome:
         plan = (*values, ctypes.byref(size), ctypes.byref(executor))
         code = int(library.function(name)(*plan))
         note = ""
-        if code == SUCCESS:
+        if code == ACL_SUCCESS:
             library.function("aclDestroyAclOpExecutor")(executor)
         elif size.value != _MARK or executor.value != _MARK:
             note = "workspaceSize or executor was written"
@@ -90,28 +90,28 @@ def _together(*changes: Change) -> Change:
 
 def _changes(op: Op) -> dict[str, tuple[int, Change]]:
     """Stage 1 with one thing wrong: the status it must return, and the change."""
-    made: dict[str, tuple[int, Change]] = {"all in order": (SUCCESS, lambda arguments: {})}
+    made: dict[str, tuple[int, Change]] = {"all in order": (ACL_SUCCESS, lambda arguments: {})}
     for one in _usual(op):
         if one.kind in ("tensor", "mask", "sizes"):
-            want = NULLPTR if one.required else SUCCESS
+            want = NULLPTR if one.required else ACL_SUCCESS
             if one.value is not None:
                 made[f"{one.name} null"] = (want, _set(one.name, value=None))
         if one.kind == "tensor" and one.value is not None and one.name != "counter":
-            made[f"{one.name} of type INT32"] = (INVALID, _set(one.name, dtype=_INT32))
+            made[f"{one.name} of type INT32"] = (INVALID, _set(one.name, dtype=ACL_INT32))
     made["gradOut of another shape"] = (INVALID, _shaped("gradOut", (2, 5, 4)))
     if op is not Op.BATCH_NORM_ELEMT:
         made["outputMask of two"] = (INVALID, _set("outputMask", value=[True, True]))
-        made["gradOut alone F16"] = (INVALID, _set("gradOut", dtype=_FLOAT16))
+        made["gradOut alone F16"] = (INVALID, _set("gradOut", dtype=ACL_FLOAT16))
         first = next(one.name for one in _usual(op) if one.role == "dx")
         unwanted = _together(_set("outputMask", value=[False, True, True]), _set(first, value=None))
-        made["unwanted result null"] = (SUCCESS, unwanted)
+        made["unwanted result null"] = (ACL_SUCCESS, unwanted)
     return made | _SPECIAL[op]
 
 
 _NINE = (1, 1, 1, 1, 1, 1, 1, 3, 4)
 _SPECIAL: dict[Op, dict[str, tuple[int, Change]]] = {
     Op.BATCH_NORM: {
-        "private format": (INVALID, _set("input", form=_NC1HWC0)),
+        "private format": (INVALID, _set("input", form=ACL_FORMAT_NC1HWC0)),
         "weight too long": (INVALID, _shaped("weight", (4,))),
         "saveMean too short": (INVALID, _shaped("saveMean", (2,))),
         "gradWeight too long": (INVALID, _shaped("gradWeight", (4,))),
@@ -187,8 +187,8 @@ def _stage_two_twice(
     with library.prepared(arguments, placed) as values:
         plan = (*values, ctypes.byref(size), ctypes.byref(executor))
         code = int(library.function(f"{_name(op)}GetWorkspaceSize")(*plan))
-        if code != SUCCESS:
-            return answered(blank, code, SUCCESS)
+        if code != ACL_SUCCESS:
+            return answered(blank, code, ACL_SUCCESS)
         workspace = ctypes.c_void_p(library.malloc(max(size.value, 1)))
         run = library.function(_name(op))
         run(workspace, size, executor, library.stream)

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from normgrad.errors import OptionError
+from normgrad.infiniop.constants import INFINIRT_MEMCPY_D2H, INFINIRT_MEMCPY_H2D
+from normgrad.infiniop.descriptors import DTYPE_NAMES
+from normgrad.infiniop.status import SUCCESS
 from normgrad.spec import TensorSpec
 from normgrad.verify.cases import Case, select
 from normgrad.verify.clib import infiniop_status
@@ -18,8 +21,7 @@ from normgrad.verify.clib.memory import HostRuntime, Placed, Runtime, strided
 from normgrad.verify.foreign import Outcome
 from normgrad.verify.problem import Problem, make_problem
 
-SUCCESS = 0
-DTYPES = {"float16": 12, "float32": 13, "float64": 14, "bfloat16": 19}
+_DTYPES = {name: code for code, name in DTYPE_NAMES.items()}
 _TYPES = ("float16", "bfloat16", "float32")
 _VARIANTS = ("vectors with gaps", "grad_input over grad_output", "grad_input over input")
 
@@ -77,12 +79,12 @@ class InfinirtMemory:
 
     def upload(self, address: int, data: bytes) -> None:
         """Host to device."""
-        _must("infinirtMemcpy", self._copy(address, data, len(data), 1))
+        _must("infinirtMemcpy", self._copy(address, data, len(data), INFINIRT_MEMCPY_H2D))
 
     def download(self, address: int, nbytes: int) -> bytes:
         """Device to host."""
         target = ctypes.create_string_buffer(max(nbytes, 1))
-        _must("infinirtMemcpy", self._copy(target, address, nbytes, 2))
+        _must("infinirtMemcpy", self._copy(target, address, nbytes, INFINIRT_MEMCPY_D2H))
         return target.raw[:nbytes]
 
 
@@ -150,7 +152,7 @@ class Infiniop:
         rank = len(tensor.shape)
         shape = (ctypes.c_size_t * max(rank, 1))(*tensor.shape)
         strides = (ctypes.c_ssize_t * max(rank, 1))(*tensor.strides)
-        code = DTYPES[tensor.dtype]
+        code = _DTYPES[tensor.dtype]
         arguments = (ctypes.byref(made), ctypes.c_size_t(rank), shape, strides, code)
         _must("infiniopCreateTensorDescriptor", self.describe(*arguments))
         return made

@@ -4,6 +4,15 @@ import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from normgrad.infiniop.status import (
+    BAD_DTYPE,
+    BAD_PARAM,
+    BAD_SHAPE,
+    BAD_STRIDES,
+    NULL_POINTER,
+    SMALL_WORKSPACE,
+    SUCCESS,
+)
 from normgrad.spec import TensorSpec
 from normgrad.verify.clib.job import answered
 from normgrad.verify.clib.memory import Placed, nan_like
@@ -12,7 +21,6 @@ from normgrad.verify.foreign import Outcome
 if TYPE_CHECKING:
     from normgrad.verify.clib.infiniop import Infiniop
 
-SUCCESS, BAD_PARAM, NULL_POINTER, BAD_DTYPE, BAD_SHAPE, BAD_STRIDES, SMALL = 0, 3, 4, 10, 11, 12, 13
 # The order of the descriptors and of the data pointers; the first three are results.
 ROLES = ("dx", "dgamma", "dbeta", "x", "dy", "gamma", "mean", "rstd")
 _WORDS = ("grad_input", "grad_weight", "grad_bias", "input", "grad_output", "weight")
@@ -85,7 +93,7 @@ def _small_workspace(library: "Infiniop", blank: Outcome) -> Outcome:
         addresses = [placed[role].address for role in ROLES]
         code = library.compute(operator, None, 0, *addresses, None)
     # Without need of a workspace none can be too small.
-    return answered(blank, code, SMALL if needed.value else SUCCESS)
+    return answered(blank, code, SMALL_WORKSPACE if needed.value else SUCCESS)
 
 
 def _simple(call: Callable[["Infiniop"], int], want: int) -> Check:
