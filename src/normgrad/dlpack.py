@@ -145,8 +145,9 @@ def _says(array: Any, error: Exception) -> str:
 
 
 def _dtype_name(dtype: Any) -> str:
-    name = _CODES.get((dtype.code, dtype.bits)) if dtype.lanes == 1 else None
-    return name or f"{_CODE_NAMES.get(dtype.code, 'type')}{dtype.bits}"
+    name = _CODES.get((dtype.code, dtype.bits))
+    name = name or f"{_CODE_NAMES.get(dtype.code, 'type')}{dtype.bits}"
+    return name if dtype.lanes == 1 else f"{name}x{dtype.lanes}"  # an element is several numbers
 
 
 _live: dict[int, tuple[object, ...]] = {}  # what exported tensors own, by address of the struct

@@ -481,6 +481,20 @@ def test_the_sliced_truth_is_the_whole_truth(op, layout, dtype, monkeypatch):
             assert role in truth.wrong(problem, parts, bent, 1.0)[0]
 
 
+def test_a_result_in_16_bits_may_be_rounded_to_them():
+    """A peer's parameter gradients come in the data's type where ours are float32."""
+    (one,) = suites.rows(Op.LAYER_NORM, "70x33", ["bfloat16"])
+    problem = problems.make(one, "cpu")
+    assert problem.result_dtypes["dgamma"] == "float32"
+    known = truth.truth(problem)
+    rounded = {role: want.to(torch.bfloat16) for role, want in known.values.items()}
+    reason, share = truth.wrong(problem, known, rounded, 1.0)
+    assert reason is None
+    assert share <= 1
+    bent = rounded | {"dgamma": rounded["dgamma"] * 1.02}
+    assert "dgamma" in truth.wrong(problem, known, bent, 1.0)[0]
+
+
 def test_a_missing_result_is_wrong():
     (one,) = suites.rows(Op.LAYER_NORM, "4x8", ["float32"])
     problem = problems.make(one, "cpu")

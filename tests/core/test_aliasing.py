@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import normgrad as ng
-from normgrad import hostmem
+from normgrad import hostmem, overlap
 from normgrad.backends.reference.backend import ReferenceBackend
 from normgrad.spec import ROLES
 
@@ -134,6 +134,21 @@ def test_results_interleaved_in_one_buffer(op, host_backend):
     same(op, out, want)
     assert (buffer[1::3][params(op) :] == 7).all()
     assert (buffer[2::3][params(op) :] == 7).all()
+
+
+def test_what_is_too_hard_to_see_counts_as_shared(monkeypatch):
+    """Of two views with other strides in one buffer NumPy may not be able to tell in time."""
+    monkeypatch.setattr(overlap, "_MAX_WORK", 1)
+    dy, x, one = np.ones((4, 6)), np.ones((4, 6)), np.ones(1)
+    buffer = np.zeros(99)
+    vectors = [
+        np.lib.stride_tricks.as_strided(buffer[start:], (4, 6), (8 * row, 8 * column))
+        for start, row, column in ((0, 13, 2), (1, 11, 3))
+    ]
+    with pytest.raises(np.exceptions.TooHardError):
+        np.shares_memory(*vectors, max_work=1)
+    with pytest.raises(ng.OverlapError, match="grad_bias must not share memory with grad_weight"):
+        ng.layer_norm_backward(dy, x, (4, 6), one, one, out=(np.empty_like(x), *vectors))
 
 
 def test_torch_results_over_operands(host_backend):

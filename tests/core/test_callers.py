@@ -205,18 +205,34 @@ def test_sixteen_bit_data_with_float32_statistics(dtype):
     assert [str(one.dtype) for one in bare] == [dtype] * 3
 
 
+HALF = {
+    "batch": ng.batch_norm_backward,
+    "reduce": lambda dy, x, one, **options: ng.batch_norm_reduce_backward(
+        dy, x, one, one, one, **options
+    ),
+    "layer": lambda dy, x, one, **options: ng.layer_norm_backward(
+        dy, x, 3, dy[:, 0], dy[:, 1], one, **options
+    ),
+    "group": lambda dy, x, one, **options: ng.group_norm_backward(
+        dy, x, dy[:, 0], dy[:, 1], one, num_groups=1, **options
+    ),
+}
+
+
 @pytest.mark.parametrize(
     "wish",
     ["float32", np.float32, np.dtype("f4"), torch.float32],
     ids=["name", "type", "dtype", "torch"],
 )
-def test_parameter_gradients_in_float32_on_request(wish):
-    dy, x, weight = (data(*shape).astype(np.float16) for shape in ((4, 3), (4, 3), (3,)))
-    got = ng.batch_norm_backward(dy, x, weight, param_grad_dtype=wish)
-    assert [str(one.dtype) for one in got] == ["float16", "float32", "float32"]
-    out = (np.empty((4, 3), np.float16), np.empty(3, np.float32), np.empty(3, np.float32))
-    same = ng.batch_norm_backward(dy, x, weight, out=out)  # float32 needs no further word in out=
-    np.testing.assert_array_equal(same.grad_weight, got.grad_weight)
+@pytest.mark.parametrize("op", HALF)
+def test_parameter_gradients_in_float32_on_request(op, wish):
+    operands = [data(*shape).astype(np.float16) for shape in ((4, 3), (4, 3), (3,))]
+    *others, dgamma, dbeta = HALF[op](*operands, param_grad_dtype=wish)
+    assert [str(one.dtype) for one in (dgamma, dbeta)] == ["float32", "float32"]
+    out = [np.empty_like(one) for one in (*others, dgamma, dbeta)]
+    same = HALF[op](*operands, out=out)  # float32 needs no further word in out=
+    np.testing.assert_array_equal(same.grad_weight, dgamma)
+    assert [str(one.dtype) for one in HALF[op](*operands)[-2:]] == ["float16", "float16"]
 
 
 def test_sums_of_the_reduction_are_wide():

@@ -10,8 +10,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from foreign_arrays import Foreign
 
 import normgrad as ng
+from normgrad import dlpack
 from normgrad.errors import BackendError
 
 F = np.float32
@@ -80,6 +82,7 @@ READ_ONLY = arr(2, 4, 3)
 READ_ONLY.flags.writeable = False
 UNALIGNED = np.zeros(4 * 24 + 1, np.uint8)[1:].view(F).reshape(2, 4, 3)
 SELF_OVERLAP = np.lib.stride_tricks.as_strided(arr(30), (2, 4, 3), (4, 4, 4))
+HUGE = np.broadcast_to(np.float32(1), (2**28, 4, 2**28))  # 2**60 bytes of one number
 ONE = arr(4)
 BOTH = arr(8)
 SPARSE = torch.ones(2, 4, 3).to_sparse()
@@ -112,6 +115,14 @@ class NoCapsule(NoConsumer):
         return "capsule"
 
 
+class Packed(Foreign):
+    def __dlpack__(self, **options):
+        capsule = super().__dlpack__()
+        managed = dlpack._Managed.from_address(dlpack._get_pointer(capsule, b"dltensor"))
+        managed.tensor.dtype.lanes = 4
+        return capsule
+
+
 T, V = TypeError, ValueError
 ROWS = [
     # arrays
@@ -134,6 +145,8 @@ ROWS = [
     ("batch", T, f"grad_out must be of type {FLOAT_NAMES}, got bool", {"grad_out": X.astype(bool)}),
     ("batch", T, f"grad_out must be of type {FLOAT_NAMES}, got complex64", {"grad_out": X.astype(np.complex64)}),
     ("batch", T, f"input must be of type {FLOAT_NAMES}, got >f4", {"input": X.astype(">f4")}),
+    ("batch", T, f"grad_out must be of type {FLOAT_NAMES}, got float32x4", {"grad_out": Packed.of(X, "float32")}),
+    ("batch", T, f"grad_out must be of type {FLOAT_NAMES}, got bfloat16x4", {"grad_out": Packed.of(X, "bfloat16")}),
     ("batch", T, f"weight must be of type {FLOAT_NAMES}, got int64", {"weight": torch.ones(4, dtype=torch.int64)}),
     ("batch", T, f"running_mean must be of type {FLOAT_NAMES}, got uint8", {"running_mean": arr(4, dtype=np.uint8)}),
     ("batch", T, f"save_mean must be of type {FLOAT_NAMES}, got int8", {"save_mean": arr(4, dtype=np.int8), "training": False}),
@@ -199,6 +212,7 @@ ROWS = [
     ("layer", V, r"grad_out must have the shape of input, .* got shape \(2, 3, 4\)", {"grad_out": arr(2, 3, 4)}),
     ("group", V, r"grad_out must have the shape of input, .* got shape \(2, 4, 1\)", {"grad_out": arr(2, 4, 1)}),
     ("elemt", V, r"input must have at least one channel, got shape \(2, 0, 3\)", {"grad_out": arr(2, 0, 3), "input": arr(2, 0, 3)}),
+    ("batch", V, r"grad_out must have and span less than 2\*\*57 bytes, got shape", {"grad_out": HUGE, "input": HUGE}),
     # shapes of the vectors
     ("batch", V, r"weight must be 1-d with one element for each of the 4 channels of input, got shape \(3,\)", {"weight": arr(3)}),
     ("batch", V, r"weight must be 1-d .* got shape \(4, 1\)", {"weight": arr(4, 1)}),

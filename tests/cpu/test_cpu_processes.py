@@ -12,6 +12,7 @@ from cpu_digest import digest
 
 from normgrad import functional
 from normgrad.backends.cpu import pool, team
+from normgrad.cores import cores
 
 DIGEST = str(Path(__file__).parent / "cpu_digest.py")
 
@@ -195,10 +196,11 @@ def test_a_cache_that_others_can_write_is_not_used(python, tmp_path):
     [
         ({"NORMGRAD_NUM_THREADS": "1"}, 1),
         ({"NORMGRAD_NUM_THREADS": "2"}, 2),
+        ({"NORMGRAD_NUM_THREADS": "1000000"}, 4 * cores()),
         ({"NUMBA_NUM_THREADS": "1"}, 1),
-        ({"NORMGRAD_NUM_THREADS": "zero"}, min(len(os.sched_getaffinity(0)), os.cpu_count())),
+        ({"NORMGRAD_NUM_THREADS": "zero"}, min(cores(), os.cpu_count())),
     ],
-    ids=["ours-1", "ours-2", "numba", "not-a-number"],
+    ids=["ours-1", "ours-2", "ours-too-many", "numba", "not-a-number"],
 )
 def test_the_number_of_threads(python, settings, expected):
     program = "from normgrad.backends.cpu import pool; print(pool.thread_count())"

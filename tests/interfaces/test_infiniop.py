@@ -1,6 +1,7 @@
 """infiniopBatchNormBackward: each check in its order, by its words; and the runtime subset."""
 
 import threading
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -419,6 +420,18 @@ def test_memory_that_left_quarantine_is_anybodys(monkeypatch):
     assert infiniop.infinirtFree(pointer) == 0
     monkeypatch.setattr(memory, "checked", True)
     memory.DEVICE.require(pointer, pointer + 64, foreign=True)
+
+
+def test_quarantine_holds_a_thousand_blocks(monkeypatch):
+    monkeypatch.setattr(memory, "checked", True)
+    table = memory.Allocations("device")
+    owners = [np.zeros(8, np.uint8) for _ in range(1025)]
+    seen = [weakref.ref(owner) for owner in owners]
+    for number, owner in enumerate(owners):
+        table.add(64 * number, 8, owner, "malloc")
+        table.release(64 * number, "free")
+    del owners, owner
+    assert [one() is None for one in seen] == [True, *[False] * 1024]
 
 
 def test_devices_of_threads():

@@ -9,6 +9,7 @@ from torch import nn
 
 import normgrad
 import normgrad.torch as ours
+from normgrad.backends.reference.backend import ReferenceBackend
 from normgrad.torch import adapters, forward, override
 
 
@@ -99,6 +100,22 @@ def test_a_refusal_is_remembered_for_its_backend_and_shapes():
         assert_near(one, other, torch.float32)
     report = ours.report()
     assert (report.calls("torch"), report.calls("normgrad")) == (3, 1)
+
+
+class Choosy(ReferenceBackend):
+    def refuses(self, spec, geometry):
+        return "it takes float64 alone" if spec.x.dtype == "float32" else None
+
+
+def test_a_refusal_is_remembered_for_its_type(install):
+    install(Choosy())
+    x, dy = torch.randn(3, 4), torch.randn(3, 4)
+    module = nn.LayerNorm(4)
+    with ours.enable(backend="reference"):
+        _grads(module, x, dy)
+        _grads(module.double(), x.double(), dy.double())
+    report = ours.report()
+    assert (report.calls("torch"), report.calls("normgrad")) == (1, 1)
 
 
 def test_group_norm_with_sizes_that_are_not_the_shapes(fast_backend):

@@ -369,6 +369,13 @@ def test_convert_sync_batchnorm():
     model(torch.randn(5, 4)).sum().backward()
 
 
+def test_convert_sync_batchnorm_passes_the_process_group_on():
+    group = object()
+    model = nn.Sequential(ours.BatchNorm1d(4), nn.Sequential(nn.BatchNorm2d(4)))
+    ours.convert_sync_batchnorm(model, group)
+    assert [one.process_group for one in (model[0], model[1][0])] == [group, group]
+
+
 def test_convert_sync_batchnorm_of_a_lazy_one():
     model = nn.Sequential(nn.BatchNorm1d(4), nn.LazyBatchNorm1d())
     with pytest.raises(ValueError, match="a LazyBatchNorm1d that has seen no data"):

@@ -63,6 +63,13 @@ def test_joining_parts_is_exact_for_any_split():
     assert joined.total.item() == 1000
 
 
+def test_what_a_part_without_data_holds_is_not_read():
+    mean, variance = torch.tensor([[2.0, 3.0], [torch.nan, torch.inf]]), torch.ones(2, 2)
+    joined = statistics.join(mean, variance.where(mean < 9, torch.nan), torch.tensor([5, 0]))
+    assert joined.mean.tolist() == [2, 3]
+    assert joined.variance.tolist() == [1, 1]
+
+
 def test_without_processes_it_is_batch_norm():
     x = torch.randn(5, 4, 3)
     layer = ours.SyncBatchNorm(4)
