@@ -1,6 +1,5 @@
 """Who calls: NumPy, torch, and libraries that speak DLPack. Each gets its own kind back."""
 
-import functools
 import gc
 
 import ml_dtypes
@@ -10,9 +9,10 @@ import torch
 from foreign_arrays import Copying, Foreign, Old, Writable
 
 import normgrad as ng
-from normgrad import dispatch, dlpack, torch_arrays
+from normgrad import dispatch, dlpack, torch_arrays, verify
 from normgrad.arrays import kind_of
-from normgrad.spec import TensorSpec
+from normgrad.spec import RESULTS, Op, TensorSpec
+from normgrad.verify.run import to_torch
 
 RNG = np.random.default_rng(3)
 NUMPY = {
@@ -356,23 +356,19 @@ def test_a_known_call_answers_as_the_first():
 def test_a_call_is_written_out_and_reads_its_own_data(shape, mask):
     pytest.importorskip("numba")
     dispatch._known.clear()
-    channels = shape[1]
+    case = verify.Case(id="written-out", op=Op.BATCH_NORM, shape=shape, mask=mask)
     for turn in range(4):
-        dy, x = torch.randn(shape), 5 + torch.randn(shape)
-        vectors = [torch.rand(channels) for _ in range(3)]
-        call = functools.partial(
-            ng.batch_norm_backward,
-            *(dy, x, vectors[0]),
-            save_mean=vectors[1],
-            save_invstd=vectors[2],
-            output_mask=mask,
-        )
-        got, want = call(backend="cpu"), call(backend="reference")
+        problem = verify.make_problem(case, "float32", turn)
+        operands = {role: to_torch(host, "cpu") for role, host in problem.operands.items()}
+        got, want = (verify.call(problem, operands, None, name) for name in ("cpu", "reference"))
         for one, other, wanted in zip(got, want, mask, strict=True):
             assert (one is not None) is wanted
             if wanted:
                 assert (one.dtype, one.stride()) == (other.dtype, other.stride())
-                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        named = zip(RESULTS[case.op], got, strict=True)
+        results = {role: one.double().numpy() for role, one in named if one is not None}
+        for measured in verify.judge(problem, results):
+            assert measured.ok, measured
         calls = [
             known.call.__code__.co_filename for one in dispatch._known.values() for known in one
         ]

@@ -1,5 +1,6 @@
 """Calls into given torch tensors that were seen before: each is looked at, short as it is."""
 
+import dataclasses
 import itertools
 import threading
 from functools import partial
@@ -8,7 +9,9 @@ import pytest
 import torch
 
 import normgrad as ng
-from normgrad import dispatch, torch_calls
+from normgrad import dispatch, torch_calls, verify
+from normgrad.spec import Op
+from normgrad.verify.run import to_torch
 
 pytest.importorskip("numba")
 
@@ -185,15 +188,21 @@ def test_operands_over_each_other():
 
 
 def test_a_tensor_given_twice_is_no_two_tensors():
-    shape = SHAPES["alone"]
-    x, other = torch.randn(shape), torch.randn(shape)
-    vector, weight = torch.rand(6), torch.rand(6)
+    case = verify.Case(id="twice", op=Op.BATCH_NORM, shape=SHAPES["alone"])
+    made = verify.make_problem(case, "float32")
+    tensors = {role: to_torch(host, "cpu") for role, host in made.operands.items()}
     for _ in range(3):
-        for dy, mean in ((x, vector), (other, vector), (x, weight), (other, weight)):
-            call = partial(ng.batch_norm_backward, dy, x, weight, save_mean=mean)
-            want = call(backend="reference")
-            for one, right in zip(call(backend="cpu"), want, strict=True):
-                torch.testing.assert_close(one, right, rtol=1e-4, atol=1e-4)
+        for dy, mean in (("x", "mean"), ("dy", "mean"), ("x", "gamma"), ("dy", "gamma")):
+            given = {role: role for role in tensors} | {"dy": dy, "mean": mean}
+            hosts = {role: made.operands[other] for role, other in given.items()}
+            problem = dataclasses.replace(made, operands=hosts)
+            operands = {role: tensors[other] for role, other in given.items()}
+            got = verify.call(problem, operands, None, "cpu")
+            results = {
+                role: one.double().numpy() for role, one in zip(problem.wanted, got, strict=True)
+            }
+            for measured in verify.judge(problem, results):
+                assert measured.ok, (dy, mean, measured)
 
 
 @pytest.mark.parametrize("guarded", [True, False])

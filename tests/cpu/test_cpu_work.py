@@ -10,7 +10,7 @@ from normgrad.backends.cpu import engine, sizes
 from normgrad.cli.plan import spec_of
 from normgrad.plan import make_plan
 from normgrad.spec import ROLES, Op, Spec, TensorSpec
-from normgrad.verify import Case
+from normgrad.verify import Case, call, judge, make_problem, run_backend
 
 
 def _batch_spec(
@@ -63,7 +63,6 @@ def test_x_is_not_read_where_nothing_needs_it(axis):
     dy = rng.standard_normal((3, 40, 40)).astype(np.float32)
     x = np.full_like(dy, np.nan)
     ones = np.ones(40, np.float32)
-    common = {"channel_axis": axis, "backend": "cpu"}
     dx, _, _ = functional.batch_norm_backward(
         dy,
         x,
@@ -72,14 +71,18 @@ def test_x_is_not_read_where_nothing_needs_it(axis):
         ones,
         eps=0.0,
         training=False,
-        output_mask=(1 > 0, False, False),
-        **common,
+        output_mask=(True, False, False),
+        channel_axis=axis,
+        backend="cpu",
     )
     np.testing.assert_array_equal(dx, dy)
-    _, _, dbeta = functional.batch_norm_backward(
-        dy, x, None, None, None, ones, ones, output_mask=(False, False, True), **common
+    case = Case(
+        id="no-x", op=Op.BATCH_NORM, shape=x.shape, channel_axis=axis, mask=(False, False, True)
     )
-    np.testing.assert_allclose(dbeta, dy.sum(axis=(0, 3 - axis)), rtol=1e-4)
+    problem = make_problem(case, "float32")
+    problem.operands["x"].array[...] = np.nan
+    (measured,) = judge(problem, run_backend(problem, "cpu"))
+    assert measured.ok, measured
 
 
 @pytest.mark.parametrize("over", ["x", "dy"])
@@ -102,17 +105,15 @@ def test_in_place(over, shape):
 
 def test_large_results_are_streamed_and_right():
     # Past the cache, starting at no multiple of a line, with tails.
-    rng = np.random.default_rng(2)
     shape = (2, 3, 700_001)
-    x = (rng.standard_normal(shape) + 5).astype(np.float32)
-    dy = rng.standard_normal(shape).astype(np.float32)
-    out = np.full(dy.size + 3, np.nan, np.float32)[3:].reshape(shape)
-    mean, rstd = np.full(3, 5, np.float32), np.ones(3, np.float32)
-    vectors = (None, None, None, mean, rstd)
-    small = tuple(np.empty(3, np.float32) for _ in range(2))
-    functional.batch_norm_backward(dy, x, *vectors, out=(out, *small), backend="cpu")
-    want = functional.batch_norm_backward(dy, x, *vectors, backend="reference")
-    np.testing.assert_allclose(out, want.grad_input, rtol=0, atol=2e-6)
+    problem = make_problem(Case(id="streamed", op=Op.BATCH_NORM, shape=shape), "float32")
+    arrays = {role: host.array for role, host in problem.operands.items()}
+    dx = np.full(arrays["x"].size + 3, np.nan, np.float32)[3:].reshape(shape)
+    out = (dx, *(np.full(3, np.nan, np.float32) for _ in range(2)))
+    call(problem, arrays, out, "cpu")
+    results = dict(zip(problem.wanted, map(np.float64, out), strict=True))
+    for measured in judge(problem, results):
+        assert measured.ok, measured
     plain = TensorSpec.contiguous(shape, "float32")
     assert _config(_batch_spec(plain)).streaming
 
