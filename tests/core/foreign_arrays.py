@@ -1,8 +1,11 @@
-"""A stand-in for JAX: an array of a library we know nothing of, reachable through DLPack alone."""
+"""Arrays that are not plain ones. Most stand in for JAX: a library we know nothing of, reachable
+through DLPack alone.
+"""
 
 import types
 
 import numpy as np
+import torch
 
 from normgrad import dlpack, hostmem
 from normgrad.spec import TensorSpec
@@ -74,6 +77,10 @@ class Copying(Writable):
             msg = "cannot do without a copy"
             raise BufferError(msg)
         return self.array.__dlpack__(copy=True, **options)
+
+
+class Wrapped(torch.Tensor):
+    """A subclass of somebody's, with nothing of its own."""
 
 
 def from_dlpack(array):

@@ -6,13 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from foreign_arrays import Copying, Foreign, Old, Writable
+from foreign_arrays import Copying, Foreign, Old, Wrapped, Writable
 
 import normgrad as ng
-from normgrad import dispatch, dlpack, torch_arrays, verify
+from normgrad import dlpack, torch_arrays
 from normgrad.arrays import kind_of
-from normgrad.spec import RESULTS, Op, TensorSpec
-from normgrad.verify.run import to_torch
+from normgrad.spec import TensorSpec
 
 RNG = np.random.default_rng(3)
 NUMPY = {
@@ -49,7 +48,7 @@ def test_torch_gets_torch_with_the_same_bits(dtype):
         np.testing.assert_array_equal(one.double().numpy(), other.astype(np.float64))
 
 
-@pytest.mark.parametrize("kind", [torch.nn.Parameter, lambda one: one.as_subclass(_Wrapped)])
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, lambda one: one.as_subclass(Wrapped)])
 def test_a_subclass_of_tensor_gets_plain_ones(kind):
     dy, x, weight = torch.randn(2, 3), kind(torch.randn(2, 3)), kind(torch.randn(3))
     for _ in range(2):
@@ -195,121 +194,6 @@ def test_kinds_may_be_mixed_and_the_input_decides():
     np.testing.assert_array_equal(memory.numpy(), want.grad_input)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_sixteen_bit_data_with_float32_statistics(dtype):
-    dy, x = (data(4, 3, 5).astype(NUMPY[dtype]) for _ in range(2))
-    weight, mean, invstd = (data(3).astype(np.float32) for _ in range(3))
-    got = ng.batch_norm_backward(dy, x, weight, save_mean=mean, save_invstd=invstd)
-    assert [str(one.dtype) for one in got] == [dtype, "float32", "float32"]
-    bare = ng.batch_norm_backward(dy, x, save_mean=mean, save_invstd=invstd)
-    assert [str(one.dtype) for one in bare] == [dtype] * 3
-
-
-HALF = {
-    "batch": ng.batch_norm_backward,
-    "reduce": lambda dy, x, one, **options: ng.batch_norm_reduce_backward(
-        dy, x, one, one, one, **options
-    ),
-    "layer": lambda dy, x, one, **options: ng.layer_norm_backward(
-        dy, x, 3, dy[:, 0], dy[:, 1], one, **options
-    ),
-    "group": lambda dy, x, one, **options: ng.group_norm_backward(
-        dy, x, dy[:, 0], dy[:, 1], one, num_groups=1, **options
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "wish",
-    ["float32", np.float32, np.dtype("f4"), torch.float32],
-    ids=["name", "type", "dtype", "torch"],
-)
-@pytest.mark.parametrize("op", HALF)
-def test_parameter_gradients_in_float32_on_request(op, wish):
-    operands = [data(*shape).astype(np.float16) for shape in ((4, 3), (4, 3), (3,))]
-    *others, dgamma, dbeta = HALF[op](*operands, param_grad_dtype=wish)
-    assert [str(one.dtype) for one in (dgamma, dbeta)] == ["float32", "float32"]
-    out = [np.empty_like(one) for one in (*others, dgamma, dbeta)]
-    same = HALF[op](*operands, out=out)  # float32 needs no further word in out=
-    np.testing.assert_array_equal(same.grad_weight, dgamma)
-    assert [str(one.dtype) for one in HALF[op](*operands)[-2:]] == ["float16", "float16"]
-
-
-def test_sums_of_the_reduction_are_wide():
-    dy, x, vector = data(4, 3), data(4, 3), data(3)
-    half = [one.astype(np.float16) for one in (dy, x, vector, vector)]
-    got = ng.batch_norm_reduce_backward(*half)
-    assert [str(one.dtype) for one in got] == ["float32", "float32", "float16", "float16"]
-    full = ng.batch_norm_reduce_backward(dy, x, vector, vector)
-    assert [str(one.dtype) for one in full] == ["float64"] * 4
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1)])
-@pytest.mark.parametrize("op", ["batch", "group", "elemt", "layer"])
-def test_channels_last_stays_channels_last(shape, op):
-    x = torch.randn(shape).to(memory_format=torch.channels_last)
-    dy, vector = torch.randn(shape), torch.ones(shape[1])
-    if op == "batch":
-        got = ng.batch_norm_backward(dy, x).grad_input
-    elif op == "group":
-        stat = torch.ones(shape[0])
-        got = ng.group_norm_backward(dy, x, stat, stat, num_groups=1).grad_input
-    elif op == "layer":
-        stat = torch.ones(shape[:3])
-        got = ng.layer_norm_backward(dy, x, shape[3], stat, stat).grad_input
-    else:
-        counter = torch.tensor([4])
-        got = ng.batch_norm_elemt_backward(dy, x, vector, vector, None, vector, vector, counter)
-    assert got.is_contiguous(memory_format=torch.channels_last)
-    assert got.stride() == x.stride()
-
-
-def test_contiguous_stays_contiguous_where_sizes_are_one():
-    """Strides of axes of size 1 decide which memory format torch sees."""
-    x = torch.randn(2, 1, 3, 1)
-    assert ng.batch_norm_backward(x, x).grad_input.stride() == x.stride()
-
-
-def test_any_channel_axis_is_the_same_operator():
-    dy, x = data(2, 5, 6, 4), data(2, 5, 6, 4)
-    weight, mean, rstd = data(4), data(4), data(4)
-    stat = data(2, 2)
-    moved = [np.moveaxis(one, 3, 1) for one in (dy, x)]
-    for axis in (3, -1):
-        last = ng.batch_norm_backward(
-            dy, x, weight, save_mean=mean, save_invstd=rstd, channel_axis=axis
-        )
-        first = ng.batch_norm_backward(*moved, weight, save_mean=mean, save_invstd=rstd)
-        np.testing.assert_allclose(np.moveaxis(last.grad_input, 3, 1), first.grad_input)
-        last = ng.group_norm_backward(dy, x, stat, stat, weight, num_groups=2, channel_axis=axis)
-        first = ng.group_norm_backward(*moved, stat, stat, weight, num_groups=2)
-        np.testing.assert_allclose(np.moveaxis(last.grad_input, 3, 1), first.grad_input)
-        np.testing.assert_allclose(last.grad_weight, first.grad_weight)
-
-
-@pytest.mark.parametrize("mask", [np.array([True, False, True]), [True, False, True]])
-def test_masks_of_numpy_and_lists(mask):
-    got = ng.batch_norm_backward(data(2, 3), data(2, 3), output_mask=mask)
-    assert got.grad_weight is None
-    assert got.grad_input is not None
-
-
-@pytest.mark.parametrize("shape", [4, np.int64(4), np.array(4), [4], (4,), torch.Size([4])])
-def test_spellings_of_a_normalized_shape(shape):
-    dy, x, stat = data(3, 4), data(3, 4), data(3)
-    got = ng.layer_norm_backward(dy, x, shape, stat, stat)
-    np.testing.assert_array_equal(
-        got.grad_input, ng.layer_norm_backward(dy, x, 4, stat, stat).grad_input
-    )
-
-
-def test_a_list_serves_as_out():
-    out = [np.empty((2, 3)), None, np.empty(3)]
-    got = ng.batch_norm_backward(data(2, 3), data(2, 3), output_mask=(True, False, True), out=out)
-    assert got.grad_input is out[0]
-    assert got.grad_weight is None
-
-
 def test_a_torch_view_with_a_pending_negation():
     tensor = torch.randn(2, 3, dtype=torch.complex64)
     negated = tensor.conj().imag  # torch keeps the sign as a flag
@@ -319,150 +203,6 @@ def test_a_torch_view_with_a_pending_negation():
     assert torch.equal(got.grad_input, ng.batch_norm_backward(-tensor.imag, x).grad_input)
     with pytest.raises(ng.ArrayTypeError, match="out's grad_input must be a plain tensor"):
         ng.batch_norm_backward(x, x, out=(negated, torch.empty(3), torch.empty(3)))
-
-
-def test_equal_calls_are_prepared_once():
-    dy, x = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
-    dispatch._prepare.cache_clear()
-    dispatch._known.clear()
-    for _ in range(3):
-        ng.batch_norm_backward(dy, x)  # prepared once, known by its fingerprint then
-        ng.batch_norm_backward(dy.numpy(), x.numpy())  # the same shapes, strides and types
-    info = dispatch._prepare.cache_info()
-    assert (info.misses, info.hits) == (1, 3)
-    assert len(dispatch._known) == 1
-
-
-def test_a_known_call_answers_as_the_first():
-    dy, x = torch.randn(4, 3, 5, 2).transpose(1, 3), torch.randn(4, 2, 5, 3)
-    bf16 = torch.randn(3).bfloat16()
-    args = (torch.randn(4, 2, 5), torch.rand(4, 2, 5), bf16, torch.zeros(3))
-    dispatch._known.clear()
-    first, *later = (
-        ng.layer_norm_backward(dy, x, (3,), *args, output_mask=[True, True, False])
-        for _ in range(3)  # the third is written out
-    )
-    assert len(dispatch._known) == 1
-    for known in later:
-        assert known.grad_bias is None
-        for one, other in zip(first[:2], known[:2], strict=True):
-            assert (one.dtype, one.stride()) == (other.dtype, other.stride())
-            assert torch.equal(one, other)
-            assert one.data_ptr() != other.data_ptr()
-
-
-@pytest.mark.parametrize("shape", [(4, 6, 5), (8, 64, 40, 16)], ids=["alone", "threads"])
-@pytest.mark.parametrize("mask", [(True, True, True), (True, False, True), (False, True, False)])
-def test_a_call_is_written_out_and_reads_its_own_data(shape, mask):
-    pytest.importorskip("numba")
-    dispatch._known.clear()
-    case = verify.Case(id="written-out", op=Op.BATCH_NORM, shape=shape, mask=mask)
-    for turn in range(4):
-        problem = verify.make_problem(case, "float32", turn)
-        operands = {role: to_torch(host, "cpu") for role, host in problem.operands.items()}
-        got, want = (verify.call(problem, operands, None, name) for name in ("cpu", "reference"))
-        for one, other, wanted in zip(got, want, mask, strict=True):
-            assert (one is not None) is wanted
-            if wanted:
-                assert (one.dtype, one.stride()) == (other.dtype, other.stride())
-        named = zip(RESULTS[case.op], got, strict=True)
-        results = {role: one.double().numpy() for role, one in named if one is not None}
-        for measured in verify.judge(problem, results):
-            assert measured.ok, measured
-        calls = [
-            known.call.__code__.co_filename for one in dispatch._known.values() for known in one
-        ]
-        assert any("written out" in name for name in calls) is (turn > 0)
-
-
-@pytest.mark.parametrize("kind", [torch.ones, np.ones], ids=["torch", "numpy"])
-def test_out_that_is_no_sequence(kind):
-    x = kind((2, 3))
-    with pytest.raises(ng.ArrayTypeError, match="out must be a tuple of 3"):
-        ng.batch_norm_backward(x, x, out=5)
-
-
-class _Wrapped(torch.Tensor):
-    pass
-
-
-def test_what_resembles_a_known_call_is_looked_at_anew():
-    x = torch.randn(2, 3)
-    tensor = torch.randn(2, 3, dtype=torch.complex64)
-    negated = tensor.conj().imag.as_strided((2, 3), (6, 2))
-    plain = tensor.imag
-    for _ in range(2):
-        want = ng.batch_norm_backward(-plain, x)
-        ng.batch_norm_backward(plain, x)
-        ng.batch_norm_backward(x, x)
-    assert negated.stride() == plain.stride()
-    assert torch.allclose(ng.batch_norm_backward(negated, x).grad_input, want.grad_input)
-    known = len(dispatch._known)
-    with pytest.raises(ng.OptionError, match="output_mask must be 3 booleans"):
-        ng.batch_norm_backward(x, x, output_mask=(1, 1, 1))
-    with pytest.raises(ng.ArrayTypeError, match="must be a dense tensor"):
-        ng.batch_norm_backward(x.to_sparse(), x)
-    with pytest.raises(ng.DeviceError, match="must be on the CPU or an NVIDIA GPU"):
-        ng.batch_norm_backward(x, x.to("meta"))
-    with pytest.raises(ng.ArgumentError):
-        ng.batch_norm_backward(x, x, param_grad_dtype=[])
-    with pytest.raises(ng.DtypeError, match="running_mean"):
-        ng.batch_norm_backward(x, x, None, torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(ng.ArrayTypeError, match="must have data in memory"):
-        torch.vmap(lambda dy: ng.batch_norm_backward(dy, x).grad_input)(torch.stack([x, x]))
-    ng.batch_norm_backward(x.as_subclass(_Wrapped), x)
-    assert ng.batch_norm_backward(x, x, output_mask=iter([True, False, True])).grad_weight is None
-    assert len(dispatch._known) == known
-
-
-def test_known_calls_look_at_given_results_each_time():
-    dy, x, weight = torch.randn(4, 3), torch.randn(4, 3), torch.randn(3)
-    want = ng.batch_norm_backward(dy, x, weight)
-    dispatch._known.clear()
-    for _ in range(3):
-        out = (torch.full((4, 3), torch.nan), torch.full((3,), torch.nan), torch.empty(3))
-        got = ng.batch_norm_backward(dy, x, weight, out=out)
-        assert all(one is other for one, other in zip(got, out, strict=True))
-        assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
-        assert out[0]._version == 1
-    assert len(dispatch._known) == 1
-    vectors = torch.empty(5)
-    with pytest.raises(ng.OverlapError, match="grad_bias must not share memory with grad_weight"):
-        ng.batch_norm_backward(dy, x, weight, out=(out[0], vectors[:3], vectors[2:]))
-    with pytest.raises(ng.ArrayTypeError, match="must not require grad"):
-        ng.batch_norm_backward(dy, x, weight, out=(x.clone().requires_grad_(), *out[1:]))
-    over = weight.clone()
-    got = ng.batch_norm_backward(dy, x, over, out=(out[0], over, out[2]))
-    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
-    over = x.clone()
-    got = ng.batch_norm_backward(dy, over, weight, out=(over, *out[1:]))
-    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
-    assert len(dispatch._known) == 1
-
-
-def test_autograd_learns_what_was_written():
-    x = torch.randn(2, 3)
-    leaf = torch.randn(2, 3, requires_grad=True)
-    saved = torch.randn(2, 3)
-    product = leaf * saved  # keeps `saved` for its own backward pass
-    ng.batch_norm_backward(x, x, out=(saved, torch.empty(3), torch.empty(3)))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.sum().backward()
-
-
-def test_a_result_that_requires_grad():
-    x = torch.randn(2, 3)
-    out = (torch.full((2, 3), 7.0, requires_grad=True), torch.empty(3), torch.empty(3))
-    with pytest.raises(ng.ArrayTypeError, match="out's grad_input must not require grad"):
-        ng.batch_norm_backward(x, x, out=out)
-    assert (out[0] == 7).all()
-    with torch.no_grad():
-        ng.batch_norm_backward(x, x, out=out)
-    assert (out[0] != 7).all()
-    with torch.inference_mode():
-        inner = tuple(torch.empty(shape) for shape in ((2, 3), (3,), (3,)))
-        ng.batch_norm_backward(x, x, out=inner)
-    assert torch.equal(inner[0], out[0])
 
 
 def test_arrays_on_two_devices(monkeypatch):
