@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from normgrad import cli
-from normgrad.verify import clib
+from normgrad.verify import clib, make_problem
+from normgrad.verify.clib import aclnn
+from normgrad.verify.clib.aclnn_call import arguments_of
+from normgrad.verify.clib.job import arrays_of
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("gcc") or shutil.which("cc")
@@ -86,6 +89,15 @@ def test_a_library_that_does_not_load_is_refused(tmp_path, capsys):
     path.write_bytes(b"infiniopCreateBatchNormBackwardDescriptor, but no library")
     assert check(path) == 2
     assert "must be a library that loads" in capsys.readouterr().err
+
+
+def test_a_library_without_float64_gets_an_eps_that_it_can_see():
+    cases = [job.case for job in aclnn.jobs("somebody") if job.case is not None]
+    large = [case for case in cases if case.eps > 0.1]
+    assert {case.id for case in large} == {"inference-large-eps"}
+    arrays = arrays_of(make_problem(large[0], "float32"))
+    (eps,) = (one for one in arguments_of(large[0], arrays) if one.name == "eps")
+    assert eps.value == large[0].eps
 
 
 @pytest.mark.parametrize(
