@@ -1,5 +1,7 @@
 """``torch.ops.normgrad.*``: derivatives, registration, vmap, autocast."""
 
+import inspect
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -7,6 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import normgrad
 import normgrad.torch
+from normgrad import functional
 
 OPS = torch.ops.normgrad
 
@@ -133,6 +136,17 @@ def test_an_operator_is_the_function():
         got = OPS.layer_norm_backward(*args)
     want = normgrad.layer_norm_backward(*args)
     assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in functional.__all__ if "backward" in name])
+def test_an_operator_has_the_functions_arguments_and_defaults(name):
+    parameters = inspect.signature(getattr(functional, name)).parameters
+    arguments = getattr(OPS, name).default._schema.arguments
+    assert [one.name for one in arguments] == list(parameters)[: len(arguments)]
+    for one in arguments:
+        default = one.default_value if one.has_default_value() else inspect.Parameter.empty
+        default = tuple(default) if isinstance(default, list) else default
+        assert default == parameters[one.name].default
 
 
 def test_errors_name_the_argument():

@@ -1,189 +1,30 @@
 """``torch.ops.normgrad.*_backward``: the five functions as operators of torch."""
 
+import inspect
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
+
+import torch
 
 from normgrad import functional
 from normgrad.spec import Op
 from normgrad.torch import batching
 from normgrad.torch.derivative import Request, differentiate
-from normgrad.torch.library import Tensor, define, differentiable, empty_dense, statistics_dtype
+from normgrad.torch.library import (
+    Tensor,
+    Three,
+    define,
+    differentiable,
+    empty_dense,
+    empty_gradients,
+    statistics_dtype,
+)
 
-Three = tuple[Tensor | None, Tensor | None, Tensor | None]
 Four = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 Mask = Sequence[bool]
 
-
-def _batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None = None,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    save_mean: Tensor | None = None,
-    save_invstd: Tensor | None = None,
-    training: bool = True,
-    eps: float = 1e-5,
-    output_mask: Mask = (True, True, True),
-    channel_axis: int = 1,
-) -> Three:
-    return functional.batch_norm_backward(
-        grad_out,
-        input,
-        weight,
-        running_mean,
-        running_var,
-        save_mean,
-        save_invstd,
-        training=training,
-        eps=eps,
-        output_mask=output_mask,
-        channel_axis=channel_axis,
-    )
-
-
-def _batch_norm_reduce_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None = None,
-    output_mask: Mask = (True, True, True, True),
-    channel_axis: int = 1,
-) -> Four:
-    return functional.batch_norm_reduce_backward(
-        grad_out, input, mean, invstd, weight, output_mask=output_mask, channel_axis=channel_axis
-    )
-
-
-def _batch_norm_elemt_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    sum_dy: Tensor,
-    sum_dy_xmu: Tensor,
-    counter: Tensor,
-    channel_axis: int = 1,
-) -> Tensor:
-    grad_input: Tensor = functional.batch_norm_elemt_backward(
-        grad_out,
-        input,
-        mean,
-        invstd,
-        weight,
-        sum_dy,
-        sum_dy_xmu,
-        counter,
-        channel_axis=channel_axis,
-    )
-    return grad_input
-
-
-def _layer_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    output_mask: Mask = (True, True, True),
-) -> Three:
-    return functional.layer_norm_backward(
-        grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask=output_mask
-    )
-
-
-def _group_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None = None,
-    num_groups: int = 32,
-    output_mask: Mask = (True, True, True),
-    channel_axis: int = 1,
-) -> Three:
-    return functional.group_norm_backward(
-        grad_out,
-        input,
-        mean,
-        rstd,
-        weight,
-        num_groups=num_groups,
-        output_mask=output_mask,
-        channel_axis=channel_axis,
-    )
-
-
-def _fake_three(
-    input: Tensor, weight: Tensor | None, shape: Sequence[int], output_mask: Mask
-) -> Three:
-    of = input if weight is None else weight
-    return (
-        empty_dense(input) if output_mask[0] else None,
-        of.new_empty(shape) if output_mask[1] else None,
-        of.new_empty(shape) if output_mask[2] else None,
-    )
-
-
-def _fake_batch(grad_out: Tensor, input: Tensor, weight: Tensor | None = None, *rest: Any) -> Three:
-    mask = rest[6] if len(rest) > 6 else (True, True, True)
-    axis = rest[7] if len(rest) > 7 else 1
-    return _fake_three(input, weight, (input.shape[axis],), mask)
-
-
-def _fake_reduce(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None = None,
-    output_mask: Mask = (True, True, True, True),
-    channel_axis: int = 1,
-) -> Four:
-    shape = (input.shape[channel_axis],)
-    operands = (grad_out, input, mean, invstd, *(() if weight is None else (weight,)))
-    dtype = statistics_dtype(*(tensor.dtype for tensor in operands))
-    sums = [input.new_empty(shape, dtype=dtype) if want else None for want in output_mask[:2]]
-    _, dgamma, dbeta = _fake_three(input, weight, shape, (False, *output_mask[2:]))
-    return sums[0], sums[1], dgamma, dbeta
-
-
-def _fake_elemt(grad_out: Tensor, input: Tensor, *rest: Any) -> Tensor:
-    return empty_dense(input)
-
-
-def _fake_layer(
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    output_mask: Mask = (True, True, True),
-) -> Three:
-    return _fake_three(input, weight, normalized_shape, output_mask)
-
-
-def _fake_group(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None = None,
-    num_groups: int = 32,
-    output_mask: Mask = (True, True, True),
-    channel_axis: int = 1,
-) -> Three:
-    shape = (input.shape[channel_axis],) if weight is None else weight.shape
-    return _fake_three(input, weight, shape, output_mask)
-
-
-# Each operator's schema, with the roles of its tensor arguments in order (None: no role).
+# Arguments as in `functional`, where options are given by keyword.
 _BATCH = (
     "(Tensor grad_out, Tensor input, Tensor? weight=None, Tensor? running_mean=None, "
     "Tensor? running_var=None, Tensor? save_mean=None, Tensor? save_invstd=None, "
@@ -209,6 +50,54 @@ _GROUP = (
     "int num_groups=32, bool[3] output_mask=[True, True, True], int channel_axis=1) "
     "-> (Tensor, Tensor, Tensor)"
 )
+
+
+def _kernel(name: str, schema: str) -> Callable[..., Any]:
+    """The function of this name, with options by place too: an operator's arguments."""
+    function = getattr(functional, name)
+    arguments = torch._C.parse_schema(name + schema).arguments
+    by_keyword = inspect.getfullargspec(function).kwonlyargs
+    names = [one.name for one in arguments]
+    passed = [f"{one}={one}" if one in by_keyword else one for one in names]
+    # Written out: to sort the arguments in each call takes 0.7 us.
+    source = f"lambda {', '.join(names)}: function({', '.join(passed)})"
+    kernel: FunctionType = eval(source, {"function": function})  # names from the schemas above
+    kernel.__defaults__ = tuple(one.default_value for one in arguments if one.has_default_value())
+    kernel.__name__ = name
+    return kernel
+
+
+def _fake_batch(dy: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> Three:
+    *_, mask, axis = rest
+    return empty_gradients(x, weight, (x.shape[axis],), mask)
+
+
+def _fake_reduce(
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, mask: Mask, axis: int
+) -> Four:
+    shape = (x.shape[axis],)
+    operands = (dy, x, mean, rstd, *(() if weight is None else (weight,)))
+    dtype = statistics_dtype(*(tensor.dtype for tensor in operands))
+    sums = [x.new_empty(shape, dtype=dtype) if want else None for want in mask[:2]]
+    _, dgamma, dbeta = empty_gradients(x, weight, shape, (False, *mask[2:]))
+    return sums[0], sums[1], dgamma, dbeta
+
+
+def _fake_elemt(dy: Tensor, x: Tensor, *rest: Any) -> Tensor:
+    return empty_dense(x)
+
+
+def _fake_layer(dy: Tensor, x: Tensor, shape: Sequence[int], *rest: Any) -> Three:
+    _, _, weight, _, mask = rest
+    return empty_gradients(x, weight, shape, mask)
+
+
+def _fake_group(
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *rest: Any
+) -> Three:
+    _, mask, axis = rest
+    shape = (x.shape[axis],) if weight is None else weight.shape
+    return empty_gradients(x, weight, shape, mask)
 
 
 def _batch_request(inputs: tuple[Any, ...]) -> tuple[Request, dict[int, str]]:
@@ -268,18 +157,12 @@ def _derivative(
 
 
 _TABLE: tuple[tuple[Any, ...], ...] = (
-    ("batch_norm_backward", _BATCH, _batch_norm_backward, _fake_batch, _batch_request),
-    (
-        "batch_norm_reduce_backward",
-        _REDUCE,
-        _batch_norm_reduce_backward,
-        _fake_reduce,
-        _reduce_request,
-    ),
-    ("batch_norm_elemt_backward", _ELEMT, _batch_norm_elemt_backward, _fake_elemt, _elemt_request),
-    ("layer_norm_backward", _LAYER, _layer_norm_backward, _fake_layer, _layer_request),
-    ("group_norm_backward", _GROUP, _group_norm_backward, _fake_group, _group_request),
+    ("batch_norm_backward", _BATCH, _fake_batch, _batch_request),
+    ("batch_norm_reduce_backward", _REDUCE, _fake_reduce, _reduce_request),
+    ("batch_norm_elemt_backward", _ELEMT, _fake_elemt, _elemt_request),
+    ("layer_norm_backward", _LAYER, _fake_layer, _layer_request),
+    ("group_norm_backward", _GROUP, _fake_group, _group_request),
 )
-for _name, _schema, _kernel, _fake, _request_of in _TABLE:
-    define(_name, _schema, _kernel, _fake)
+for _name, _schema, _fake, _request_of in _TABLE:
+    define(_name, _schema, _kernel(_name, _schema), _fake)
     differentiable(_name, *_derivative(_request_of), getattr(batching, _name), tuple)

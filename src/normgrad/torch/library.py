@@ -1,7 +1,7 @@
 """The operator library ``normgrad`` and how an operator of ours gets into torch's dispatcher."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -13,6 +13,7 @@ from normgrad.torch.tangents import push_forward, save_call
 from normgrad.validate import MAX_RANK
 
 Tensor = torch.Tensor
+Three = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def open_library(namespace: str, kind: str) -> Any:
@@ -25,13 +26,26 @@ NARROW: Final = (torch.float16, torch.bfloat16)
 
 
 def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Declare ``normgrad::name`` with one kernel for CPU and CUDA, and its shapes without data."""
+    """Declare ``normgrad::name`` with one kernel for CPU and CUDA, and its shapes without data.
+
+    ``fake`` gets every argument of the schema, ``kernel`` what the dispatcher hands it.
+    """
     LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, kernel, "CPU")
     LIBRARY.impl(name, on_own_device(kernel), "CUDA")
-    op = getattr(torch.ops.normgrad, name).default
-    names = tuple(argument.name for argument in op._schema.arguments)
-    torch.library.register_fake(f"normgrad::{name}", on_one_device(names, fake), lib=LIBRARY)
+    torch.library.register_fake(f"normgrad::{name}", on_one_device(name, fake), lib=LIBRARY)
+
+
+def arguments_of(name: str) -> list[Any]:
+    """The arguments of ``normgrad::name`` in its schema."""
+    arguments: list[Any] = getattr(torch.ops.normgrad, name).default._schema.arguments
+    return arguments
+
+
+def completion(name: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Fills in the defaults that the dispatcher leaves out of an operator's arguments."""
+    defaults = tuple(argument.default_value for argument in arguments_of(name))
+    return lambda args: (*args, *defaults[len(args) :])
 
 
 def differentiable(
@@ -50,10 +64,7 @@ def differentiable(
     ``torch.func.grad`` asks for, and it takes no operator that updates buffers.
     """
     op = getattr(torch.ops.normgrad, name).default
-    defaults = tuple(argument.default_value for argument in op._schema.arguments)
-
-    def complete(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (*args, *defaults[len(args) :])  # the dispatcher leaves defaults out
+    complete = completion(name)
 
     def forward(*args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -63,8 +74,9 @@ def differentiable(
         if batched is None:
             msg = f"normgrad::{name} has no rule for torch.func.vmap"
             raise NotImplementedError(msg)
-        padded = (*in_dims, *(None,) * (len(defaults) - len(in_dims)))
-        return batched(info.batch_size, padded, *complete(args))
+        args = complete(args)
+        padded = (*in_dims, *(None,) * (len(args) - len(in_dims)))
+        return batched(info.batch_size, padded, *args)
 
     def forward_and_setup(ctx: Any, *args: Any) -> Any:
         results = forward(*args)
@@ -109,17 +121,20 @@ def differentiable(
     LIBRARY.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
 
 
-def on_one_device(names: tuple[str, ...], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Shapes without data, for tensors that all are on one device.
+def on_one_device(operator: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Shapes without data, for all arguments, the tensors of which are on one device.
 
     One tensor on the meta device is enough for the dispatcher to come here, and the result would
     be memory that nobody wrote. Calls on data never pass by.
     """
+    names = [argument.name for argument in arguments_of(operator)]
+    complete = completion(operator)
 
     @functools.wraps(fake)
     def checked(*args: Any) -> Any:
+        args = complete(args)
         here = [
-            (name, one) for name, one in zip(names, args, strict=False) if isinstance(one, Tensor)
+            (name, one) for name, one in zip(names, args, strict=True) if isinstance(one, Tensor)
         ]
         first, expected = here[0][0], here[0][1].device
         for name, one in here:
@@ -182,3 +197,15 @@ def empty_dense(tensor: Tensor) -> Tensor:
     """A new tensor laid out as the core lays out ``grad_input``."""
     dense = dense_like(described(tensor))
     return tensor.new_empty_strided(dense.shape, dense.strides)
+
+
+def empty_gradients(
+    x: Tensor, weight: Tensor | None, shape: Sequence[int], mask: Sequence[bool]
+) -> Three:
+    """New results of a backward operator whose parameters have this shape; None where unwanted."""
+    of = x if weight is None else weight
+    return (
+        empty_dense(x) if mask[0] else None,
+        of.new_empty(shape) if mask[1] else None,
+        of.new_empty(shape) if mask[2] else None,
+    )

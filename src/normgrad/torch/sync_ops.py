@@ -15,9 +15,11 @@ from normgrad import functional
 from normgrad.torch import statistics
 from normgrad.torch.library import (
     Tensor,
+    Three,
     define,
     differentiable,
     empty_dense,
+    empty_gradients,
     few_axes,
     memory_format,
     statistics_dtype,
@@ -32,7 +34,6 @@ _BACKWARD = (
     "bool[3] output_mask, str group) -> (Tensor, Tensor, Tensor)"
 )
 
-Three = tuple[Tensor | None, Tensor | None, Tensor | None]
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -40,7 +41,7 @@ def group_of(name: str) -> Any:
     """The process group of this name."""
     from torch.distributed import distributed_c10d
 
-    return vars(distributed_c10d)["_resolve_process_group"](name)
+    return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 
 def _sync_batch_norm(
@@ -108,13 +109,8 @@ def _fake_forward(
 
 
 def _fake_backward(dy: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> Three:
-    mask = rest[3]
-    of = x if weight is None else weight
-    return (
-        empty_dense(x) if mask[0] else None,
-        of.new_empty(x.shape[1]) if mask[1] else None,
-        of.new_empty(x.shape[1]) if mask[2] else None,
-    )
+    *_, mask, _ = rest
+    return empty_gradients(x, weight, (x.shape[1],), mask)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Five) -> None:
