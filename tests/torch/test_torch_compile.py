@@ -105,6 +105,23 @@ def test_torchs_modules_with_enable(fast_backend):
         torch.testing.assert_close(one, other)
 
 
+def test_a_view_of_the_gradient_of_transposed_data_with_enable(fast_backend):
+    """The graph knows that torch's gradient is contiguous."""
+    layer = nn.LayerNorm(4)
+    first = torch.randn(2, 4, 5, requires_grad=True)
+    second = torch.randn(10, 4, requires_grad=True)
+
+    def function(first, second):
+        return layer(first.transpose(1, 2) + second.view(2, 5, 4)).square().sum()
+
+    want = torch.autograd.grad(function(first, second), (first, second))
+    with ours.enable(backend=fast_backend):
+        run = torch.compile(function, backend="aot_eager", fullgraph=True)
+        got = torch.autograd.grad(run(first, second), (first, second))
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_the_functional_api_is_one_break_in_a_graph():
     """Also the first call of its kind, which looks for more about its tensors."""
     x, mean, rstd = torch.randn(4, 8), torch.zeros(4), torch.ones(4)

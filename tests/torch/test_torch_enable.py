@@ -1,5 +1,7 @@
 """``enable()``, ``disable()``, ``report()``: torch's own operators computed by us."""
 
+import itertools
+import math
 import threading
 
 import pytest
@@ -54,6 +56,43 @@ def test_gradients_are_torchs(kind, dtype, fast_backend):
     report = ours.report()
     assert report.calls("normgrad", operator) == 1
     assert report.calls("torch") == 0
+
+
+def _views(shape):
+    """Data of this shape with its axes in every order, with gaps, and expanded."""
+    for order in itertools.permutations(range(len(shape))):
+        back = [order.index(axis) for axis in range(len(shape))]
+        yield torch.randn([shape[axis] for axis in order]).permute(back)
+        gaps = (slice(None, None, 2),) * len(shape)
+        yield torch.randn([2 * shape[axis] for axis in order]).permute(back)[gaps]
+    yield torch.randn(shape)[:1].expand(shape)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 4, 3), (2, 4, 3, 5), (2, 4, 5, 1)], ids=str)
+def test_gradients_are_laid_out_as_torchs(shape, fast_backend):
+    """Also where input is not: torch.compile plans with the layout of torch's kernels."""
+    samples, channels, *rest = shape
+    gamma, rows = torch.ones(shape[-1]), (*shape[:-1], 1)
+    every = [True, True, True]
+    vectors = (torch.ones(channels), None, None, torch.zeros(channels), torch.ones(channels))
+    groups = (torch.zeros(samples, 2), torch.ones(samples, 2), torch.ones(channels))
+    calls = {
+        "native_layer_norm_backward": (
+            *([shape[-1]], torch.zeros(rows), torch.ones(rows), gamma, gamma, every),
+        ),
+        "native_batch_norm_backward": (*vectors, True, 1e-5, every),
+        "native_group_norm_backward": (*groups, samples, channels, math.prod(rest), 2, every),
+    }
+    for x in _views(shape):
+        dy = torch.randn(shape)
+        for name, args in calls.items():
+            op = getattr(torch.ops.aten, name)
+            layout, want = (op(dy, one, *args)[0] for one in (x, x.contiguous()))
+            with ours.enable(backend=fast_backend):
+                got = op(dy, x, *args)[0]
+            assert got.squeeze().stride() == layout.squeeze().stride(), (name, x.stride())
+            assert_near(got, want.double())  # torch's numbers are not right for all layouts
+    assert ours.report().calls("torch") == 0
 
 
 def test_the_default_is_the_fast_backend_and_torch_takes_what_it_refuses():

@@ -7,12 +7,29 @@ take raises a NormgradError; the caller hands it to torch.
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from normgrad.dispatch import compute
 from normgrad.errors import ShapeError
-from normgrad.spec import Op
-from normgrad.torch.library import Tensor
+from normgrad.spec import Op, dense_like
+from normgrad.torch.forward import group_format
+from normgrad.torch.library import Tensor, described, memory_format
 
 Mask = Sequence[bool]
+
+
+def _for_torchs_layout(input: Tensor, wanted: torch.memory_format) -> Tensor:
+    """Input such that its gradient, which follows it, has the layout of torch's.
+
+    Compiled programs rely on that. The caller has looked whether input is contiguous.
+    """
+    if input.is_contiguous(memory_format=wanted):
+        return input
+    dense = dense_like(described(input))
+    grad = torch.empty_strided(dense.shape, dense.strides, device="meta")
+    if grad.is_contiguous(memory_format=wanted):
+        return input
+    return input.contiguous(memory_format=wanted)
 
 
 def native_batch_norm_backward(
@@ -29,13 +46,14 @@ def native_batch_norm_backward(
     output_mask: Mask,
 ) -> Any:
     """Batch norm on the CPU, and by torch's own kernels on CUDA."""
+    x = input if input.is_contiguous() else _for_torchs_layout(input, memory_format(input))
     if train:
         arrays, settings = (
-            (grad_out, input, save_mean, save_invstd, weight),
+            (grad_out, x, save_mean, save_invstd, weight),
             (True, eps, "invstd", 1),
         )
     else:
-        arrays = (grad_out, input, running_mean, running_var, weight)
+        arrays = (grad_out, x, running_mean, running_var, weight)
         settings = (False, eps, "variance", 1)
     return compute(Op.BATCH_NORM, arrays, (), settings, output_mask, None, None, backend)
 
@@ -53,7 +71,8 @@ def cudnn_batch_norm_backward(
     reserve: Tensor,
 ) -> Any:
     """Batch norm that went forward through cuDNN; its ``save_var`` holds 1/std."""
-    arrays = (grad_output, input, save_mean, save_var, weight)
+    x = input if input.is_contiguous() else _for_torchs_layout(input, memory_format(input))
+    arrays = (grad_output, x, save_mean, save_var, weight)
     settings = (True, epsilon, "invstd", 1)
     return compute(Op.BATCH_NORM, arrays, (), settings, (True, True, True), None, None, backend)
 
@@ -70,7 +89,8 @@ def native_layer_norm_backward(
     output_mask: Mask,
 ) -> Any:
     """Layer norm."""
-    arrays = (grad_out, input, mean, rstd, weight)
+    x = input if input.is_contiguous() else _for_torchs_layout(input, torch.contiguous_format)
+    arrays = (grad_out, x, mean, rstd, weight)
     settings = (tuple(normalized_shape),)
     return compute(Op.LAYER_NORM, arrays, (), settings, output_mask, None, None, backend)
 
@@ -93,7 +113,8 @@ def native_group_norm_backward(
     if shape[:2] != (samples, channels) or input.numel() != samples * channels * positions:
         rule = f"must have shape ({samples}, {channels}, ...) as N and C say"
         raise ShapeError("input", rule, tuple(shape))
-    arrays = (grad_out, input, mean, rstd, weight)
+    x = input if input.is_contiguous() else _for_torchs_layout(input, group_format(input))
+    arrays = (grad_out, x, mean, rstd, weight)
     return compute(Op.GROUP_NORM, arrays, (), (group, 1), output_mask, None, None, backend)
 
 

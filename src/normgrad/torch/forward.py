@@ -9,7 +9,14 @@ from collections.abc import Sequence
 import torch
 
 from normgrad.errors import ShapeError
-from normgrad.torch.library import NARROW, Tensor, memory_format, statistics_dtype, wide
+from normgrad.torch.library import (
+    NARROW,
+    Tensor,
+    memory_format,
+    statistics_dtype,
+    suggested_format,
+    wide,
+)
 
 Normalized = tuple[Tensor, Tensor, Tensor]  # y, mean, rstd
 
@@ -114,7 +121,7 @@ def check_channels(x: Tensor) -> None:
 
 def group_format(x: Tensor) -> torch.memory_format:
     """How torch lays out group norm's result."""
-    return memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
+    return suggested_format(x) if x.device.type == "cpu" else torch.contiguous_format
 
 
 def _normalize_groups_wide(
