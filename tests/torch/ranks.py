@@ -5,6 +5,7 @@ import os
 import time
 import warnings
 
+import pytest
 import torch
 import torch.distributed as dist
 from closeness import assert_near, off_centre
@@ -102,6 +103,7 @@ def agree_with_one_process(rank, world, path):
         compare(rank, split, torch.float32, compiled=True)
         counts_are_exact(rank)
         one_collective_each_way(rank)
+        training_between_inference_and_its_backward(rank)
         nobody_has_data(rank)
         data_parallel(rank)
         torchs_own_function(rank)
@@ -132,6 +134,17 @@ def one_collective_each_way(rank):
                 y.sum().backward()
         names = [event.name for event in profile.events() if event.name.startswith("c10d::")]
         assert len(names) == 1, names
+
+
+def training_between_inference_and_its_backward(rank):
+    """As with batch norm; and one channel is not spread over the buffers of four."""
+    layer = ours.SyncBatchNorm(4, affine=False)
+    x = torch.randn(3, 4, requires_grad=True)
+    y = layer.eval()(x)
+    layer.train()(x)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="running_mean should contain 1 elements not 4"):
+        layer(torch.randn(3, 1))
 
 
 def nobody_has_data(rank):

@@ -81,6 +81,32 @@ def test_other_sizes_without_a_new_graph():
     assert len(graphs) == 1
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (ours.LayerNorm(4), (6, 4)),
+        (ours.LayerNorm((4, 3)), (6, 4, 3)),
+        (ours.GroupNorm(2, 4), (6, 4, 3)),
+        (ours.GroupNorm(2, 4), (6, 4, 3, 3)),
+        (ours.InstanceNorm1d(4, affine=True), (6, 4, 3)),
+    ],
+    ids=str,
+)
+def test_sizes_that_depend_on_data(layer, shape):
+    x = torch.randn(shape, requires_grad=True)
+
+    def function(x, chosen):
+        return layer(x[chosen]).square().sum()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = torch.compile(function, backend="aot_eager", fullgraph=True)
+        for rows in ([0, 2, 3, 5], [4, 5]):
+            chosen = torch.zeros(6, dtype=torch.bool)
+            chosen[rows] = True
+            got, want = (torch.autograd.grad(one(x, chosen), x) for one in (run, function))
+            torch.testing.assert_close(got, want)
+
+
 def test_backward_operators_in_a_graph():
     x, dy = torch.randn(4, 6), torch.randn(4, 6)
     statistics = (torch.zeros(4, 1), torch.ones(4, 1))

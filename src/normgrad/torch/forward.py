@@ -41,7 +41,7 @@ def normalize_batch(
     results = _batch_norm(x, weight, wide(bias), *buffers, training, momentum, eps)
     for one, update in zip((running_mean, running_var), buffers, strict=True):
         if training and one is not None and update is not None and update is not one:
-            one.copy_(update)
+            one.data.copy_(update)  # as torch's kernels: autograd does not count the change
     return results
 
 

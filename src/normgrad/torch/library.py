@@ -190,7 +190,7 @@ def suggested_format(tensor: Tensor) -> torch.memory_format:
     rank, shape, strides = tensor.dim(), tensor.shape, tensor.stride()
     if rank not in _CHANNELS_LAST or tensor.is_contiguous():
         return torch.contiguous_format
-    if any(isinstance(one, torch.SymInt) for one in (*shape, *strides)):
+    if _is_symbolic(tensor):
         return suggest_memory_format(tensor)
     step = 1
     for axis in (1, *range(rank - 1, 1, -1), 0):
@@ -198,6 +198,10 @@ def suggested_format(tensor: Tensor) -> torch.memory_format:
             return torch.contiguous_format
         step = strides[axis] * shape[axis]
     return _CHANNELS_LAST[rank]
+
+
+def _is_symbolic(tensor: Tensor) -> bool:
+    return any(isinstance(one, torch.SymInt) for one in (*tensor.shape, *tensor.stride()))
 
 
 def few_axes(tensor: Tensor) -> Tensor:
@@ -214,6 +218,11 @@ def described(tensor: Tensor) -> TensorSpec:
 
 def empty_dense(tensor: Tensor) -> Tensor:
     """A new tensor laid out as the core lays out ``grad_input``."""
+    if _is_symbolic(tensor):
+        from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+
+        if has_free_unbacked_symbols(tensor):  # sizes that are data: comparing them is an error
+            return torch.empty_like(tensor)
     dense = dense_like(described(tensor))
     return tensor.new_empty_strided(dense.shape, dense.strides)
 

@@ -22,6 +22,15 @@ def _check_enough(input: Tensor, channels: int) -> None:
         raise ValueError(msg)
 
 
+def check_buffers(module: _BatchNorm | _InstanceNorm, input: Tensor) -> None:
+    """In torch's words; what updates buffers would broadcast one channel into all of them."""
+    for name in ("running_mean", "running_var"):
+        buffer: Tensor | None = getattr(module, name)
+        if buffer is not None and buffer.numel() != input.shape[1]:
+            msg = f"{name} should contain {input.shape[1]} elements not {buffer.numel()}"
+            raise RuntimeError(msg)
+
+
 def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
     """The forward pass of every batch norm module, without synchronization."""
     buffers: tuple[Tensor | None, Tensor | None] = (module.running_mean, module.running_var)
@@ -96,8 +105,11 @@ class GroupNorm(nn.GroupNorm):
 
 def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
     """The forward pass of every instance norm module, on input with a batch axis."""
+    check_buffers(module, input)
     running_mean, running_var = module.running_mean, module.running_var
     if module.track_running_stats and not module.training:  # as batch norm's inference
+        if torch.is_grad_enabled():  # copies, as in torch: training may go on before backward
+            running_mean, running_var = map(_copy, (running_mean, running_var))
         y: Tensor = torch.ops.normgrad.batch_norm.default(
             input, module.weight, module.bias, running_mean, running_var, False, 0.0, module.eps
         )[0]
@@ -113,20 +125,23 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
             input, module.weight, module.bias, input.shape[1], module.eps
         )
     if running_mean is not None and running_var is not None and input.numel():
-        with torch.no_grad():
-            _track_instances(module, input, mean)
+        _track_instances(module, input.detach(), mean.detach())
     return y
+
+
+def _copy(buffer: Tensor | None) -> Tensor | None:
+    return None if buffer is None else buffer.clone()
 
 
 def _track_instances(module: _InstanceNorm, input: Tensor, mean: Tensor) -> None:
     """The buffers follow the samples' average mean and unbiased variance."""
     # The variance of the data: 1/std does not know what is small beside eps.
-    data = input.detach().to(mean.dtype)
+    data = input.to(mean.dtype)
     variance = data.var(tuple(range(2, data.dim())))
     assert module.running_mean is not None
     assert module.running_var is not None
     step = module.momentum or 0.0
-    for buffer, values in ((module.running_mean, mean.detach()), (module.running_var, variance)):
+    for buffer, values in ((module.running_mean, mean), (module.running_var, variance)):
         buffer.mul_(1.0 - step).add_(values.mean(0).to(buffer.dtype), alpha=step)
 
 

@@ -51,7 +51,7 @@ def update_running(
     unbiased = joined.variance * (count / (count - 1).clamp(min=1.0))
     step = (count > 0).double() * momentum
     for buffer, value in ((running_mean, joined.mean), (running_var, unbiased)):
-        buffer.copy_(buffer + (value - buffer) * step)
+        buffer.data.copy_(buffer + (value - buffer) * step)  # not counted by autograd, as in torch
 
 
 def normalize(
