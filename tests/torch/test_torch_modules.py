@@ -238,6 +238,46 @@ def test_parameters_without_data_are_refused(name, args, shape):
             module(torch.randn(shape, device=data_on))
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("name", "args", "shape"),
+    [
+        ("LayerNorm", (4,), (3, 6)),
+        ("LayerNorm", ((3, 4),), (4,)),
+        ("BatchNorm1d", (4,), (3, 6)),
+        ("BatchNorm1d", (4, 1e-5, 0.1, False), (3, 6)),
+        ("GroupNorm", (2, 4), (3, 6)),
+        ("GroupNorm", (2, 4, 1e-5, False), (3, 7)),
+        ("InstanceNorm1d", (4, 1e-5, 0.1, True), (3, 6, 2)),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_without_data_too(name, args, shape, device):
+    for where in (ours, nn):
+        module = getattr(where, name)(*args, device=device)
+        x = torch.zeros(shape, device=device)
+        with pytest.raises((RuntimeError, ValueError), match=r"Given|xpected|contain"):
+            module(x)
+
+
+def test_a_weight_of_another_shape_is_refused_without_data_too():
+    for device in ("cpu", "meta"):
+        x, weight = torch.zeros(2, 3, 4, device=device), torch.zeros(4, 3, device=device)
+        with pytest.raises(RuntimeError, match="weight"):
+            torch.ops.normgrad.layer_norm(x, [3, 4], weight, None, 1e-5)
+
+
+def test_export_does_not_promise_sizes_that_cannot_run():
+    size = torch.export.Dim("size", min=2, max=64)
+    for module, x in (
+        (ours.LayerNorm(4), torch.randn(3, 4)),
+        (ours.BatchNorm1d(4).eval(), torch.randn(3, 4)),
+        (ours.GroupNorm(2, 4), torch.randn(3, 4)),
+    ):
+        torch.export.export(module, (x,), dynamic_shapes=({0: size},))
+        with pytest.raises(torch._dynamo.exc.UserError, match=r"[Cc]onstraint"):
+            torch.export.export(module, (x,), dynamic_shapes=({1: size},))
+
+
 def test_what_group_norm_refuses():
     for where in (ours, nn):
         for shape in ((1, 4), (1, 4, 1, 1)):

@@ -114,9 +114,18 @@ def normalize_groups(
 
 
 def check_channels(x: Tensor) -> None:
-    """Group norm's data have samples and channels."""
+    """Data have samples and channels."""
     if x.dim() < 2:
         raise ShapeError("input", "must have 2 axes or more", f"shape {tuple(x.shape)}")
+
+
+def check_vectors(x: Tensor, **vectors: Tensor | None) -> None:
+    """Parameters and buffers have an element for each channel, in the words of torch's kernels."""
+    check_channels(x)
+    for name, one in vectors.items():
+        if one is not None and one.numel() != x.shape[1]:
+            msg = f"{name} should contain {x.shape[1]} elements not {one.numel()}"
+            raise RuntimeError(msg)
 
 
 def group_format(x: Tensor) -> torch.memory_format:

@@ -13,7 +13,7 @@ import torch
 from normgrad.torch import batching
 from normgrad.torch.forward import (
     Normalized,
-    check_channels,
+    check_vectors,
     group_format,
     normalize_batch,
     normalize_groups,
@@ -26,6 +26,7 @@ from normgrad.torch.library import (
     differentiable,
     few_axes,
     memory_format,
+    require,
     statistics_dtype,
 )
 from normgrad.validate import MAX_RANK
@@ -48,18 +49,43 @@ def _fake(x: Tensor, y_format: torch.memory_format, shape: Sequence[int]) -> Nor
     return y, x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=dtype)
 
 
-def _fake_batch(x: Tensor, *rest: Any) -> Normalized:
-    return _fake(x, memory_format(x), (x.shape[1] if rest[4] else 0,))
+def _fake_batch(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    *rest: float,
+) -> Normalized:
+    check_vectors(x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    return _fake(x, memory_format(x), (x.shape[1] if training else 0,))
 
 
-def _fake_layer(x: Tensor, shape: Sequence[int], *rest: Any) -> Normalized:
-    outer = x.shape[: x.dim() - len(shape)]
-    return _fake(x, torch.contiguous_format, (*outer, *(1,) * len(shape)))
+def _fake_layer(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Normalized:
+    first = x.dim() - len(shape)
+    tails = {"input": x.shape[max(first, 0) :]}
+    tails |= {
+        name: one.shape for name, one in (("weight", weight), ("bias", bias)) if one is not None
+    }
+    for name, tail in tails.items():
+        words = f"Given normalized_shape={list(shape)}, {name} ends in {list(tail)}"
+        require(len(tail) == len(shape), words)
+        for size, wanted in zip(tail, shape, strict=True):
+            require(size == wanted, words)
+    return _fake(x, torch.contiguous_format, (*x.shape[:first], *(1,) * len(shape)))
 
 
-def _fake_group(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Normalized:
-    check_channels(x)
-    return _fake(x, group_format(x), (x.shape[0], rest[0]))
+def _fake_group(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+) -> Normalized:
+    check_vectors(x, weight=weight, bias=bias)
+    words = f"Expected number of channels {x.shape[1]} to be divisible by num_groups, got {groups}"
+    require(groups > 0, words)
+    require(x.shape[1] % groups == 0, words)
+    return _fake(x, group_format(x), (x.shape[0], groups))
 
 
 def _setup(ctx: Any, x: Tensor, weight: Tensor | None, *saved: Tensor | None) -> None:

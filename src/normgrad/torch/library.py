@@ -160,6 +160,11 @@ def on_own_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+def require(condition: bool | torch.SymBool, words: str) -> None:
+    """Raise an error with these words if it does not hold, or will not where sizes are symbols."""
+    torch._check(condition, lambda: words)  # type: ignore[no-untyped-call]
+
+
 def statistics_dtype(*dtypes: torch.dtype) -> torch.dtype:
     """What sums and statistics of data of these types are kept in: `dtypes.compute_dtype`."""
     return torch.float64 if torch.float64 in dtypes else torch.float32

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 import normgrad.torch.forward_ops  # noqa: F401  (defines the operators)
+from normgrad.torch.forward import check_vectors
 
 Tensor = torch.Tensor
 
@@ -20,15 +21,6 @@ def _check_enough(input: Tensor, channels: int) -> None:
     if channels and input.numel() == channels:
         msg = f"Expected more than 1 value per channel when training, got input size {input.shape}"
         raise ValueError(msg)
-
-
-def check_buffers(module: _BatchNorm | _InstanceNorm, input: Tensor) -> None:
-    """In torch's words; what updates buffers would broadcast one channel into all of them."""
-    for name in ("running_mean", "running_var"):
-        buffer: Tensor | None = getattr(module, name)
-        if buffer is not None and buffer.numel() != input.shape[1]:
-            msg = f"{name} should contain {input.shape[1]} elements not {buffer.numel()}"
-            raise RuntimeError(msg)
 
 
 def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
@@ -105,8 +97,9 @@ class GroupNorm(nn.GroupNorm):
 
 def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
     """The forward pass of every instance norm module, on input with a batch axis."""
-    check_buffers(module, input)
     running_mean, running_var = module.running_mean, module.running_var
+    # Before anything is written: one channel would spread over all buffers.
+    check_vectors(input, running_mean=running_mean, running_var=running_var)
     if module.track_running_stats and not module.training:  # as batch norm's inference
         if torch.is_grad_enabled():  # copies, as in torch: training may go on before backward
             running_mean, running_var = map(_copy, (running_mean, running_var))

@@ -9,7 +9,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 import normgrad.torch.sync_ops  # noqa: F401  (defines the operators)
-from normgrad.torch.modules import batch_norm, check_buffers
+from normgrad.torch.forward import check_vectors
+from normgrad.torch.modules import batch_norm
 from normgrad.torch.statistics import Joined, update_running
 
 Tensor = torch.Tensor
@@ -52,7 +53,7 @@ class SyncBatchNorm(_BatchNorm):
         group = _group_to_join(self.process_group) if self.training else None
         if group is None:
             return batch_norm(self, input)
-        check_buffers(self, input)
+        check_vectors(input, running_mean=self.running_mean, running_var=self.running_var)
         y, mean, _, variance, count = torch.ops.normgrad.sync_batch_norm.default(
             input, self.weight, self.bias, self.eps, group
         )

@@ -13,6 +13,7 @@ import torch
 
 from normgrad import functional
 from normgrad.torch import statistics
+from normgrad.torch.forward import check_vectors
 from normgrad.torch.library import (
     Tensor,
     Three,
@@ -97,6 +98,7 @@ def _sync_batch_norm_backward(
 def _fake_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: str
 ) -> Five:
+    check_vectors(x, weight=weight, bias=bias)
     dtype = statistics_dtype(x.dtype)
     vector = x.new_empty(x.shape[1], dtype=dtype)
     return (
