@@ -473,6 +473,17 @@ def test_convert_and_revert_a_model_in_place():
     assert [type(module) for module in ours.revert(model).modules()] == before
 
 
+def test_a_converted_model_is_traced_symbolically():
+    model = ours.convert(_model())
+    twin = copy.deepcopy(model)
+    traced = torch.fx.symbolic_trace(model)
+    for training in (True, False):
+        x = torch.randn(4, 3, 8, 8)
+        torch.testing.assert_close(traced.train(training)(x), twin.train(training)(x))
+    for one, other in zip(model.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_convert_leaves_subclasses_alone():
     class Special(nn.LayerNorm):
         pass

@@ -25,6 +25,7 @@ def _check_enough(input: Tensor, channels: int) -> None:
 
 def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
     """The forward pass of every batch norm module, without synchronization."""
+    module._check_input_dim(input)  # type: ignore[no-untyped-call]
     buffers: tuple[Tensor | None, Tensor | None] = (module.running_mean, module.running_var)
     of_batch = module.training or buffers == (None, None)
     if module.training and not module.track_running_stats:
@@ -50,7 +51,6 @@ class BatchNorm1d(nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over all axes but the channels'."""
-        self._check_input_dim(input)
         return batch_norm(self, input)
 
 
@@ -59,7 +59,6 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over all axes but the channels'."""
-        self._check_input_dim(input)
         return batch_norm(self, input)
 
 
@@ -68,7 +67,6 @@ class BatchNorm3d(nn.BatchNorm3d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over all axes but the channels'."""
-        self._check_input_dim(input)
         return batch_norm(self, input)
 
 
@@ -88,11 +86,16 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over each sample's groups of channels."""
-        _check_enough(input, self.num_groups)  # torch's words, also where it does not train
-        y: Tensor = torch.ops.normgrad.group_norm.default(
-            input, self.weight, self.bias, self.num_groups, self.eps
-        )[0]
-        return y
+        return group_norm(self, input)
+
+
+def group_norm(module: nn.GroupNorm, input: Tensor) -> Tensor:
+    """The forward pass of group norm."""
+    _check_enough(input, module.num_groups)  # torch's words, also where it does not train
+    y: Tensor = torch.ops.normgrad.group_norm.default(
+        input, module.weight, module.bias, module.num_groups, module.eps
+    )[0]
+    return y
 
 
 def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
@@ -138,7 +141,15 @@ def _track_instances(module: _InstanceNorm, input: Tensor, mean: Tensor) -> None
         buffer.mul_(1.0 - step).add_(values.mean(0).to(buffer.dtype), alpha=step)
 
 
+def checked_instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
+    """Torch's forward pass: checks of shapes, and a batch axis where there is none."""
+    return _InstanceNorm.forward(module, input)
+
+
 class _Instances(_InstanceNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        return checked_instance_norm(self, input)
+
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         return instance_norm(self, input)
 
@@ -153,3 +164,8 @@ class InstanceNorm2d(_Instances, nn.InstanceNorm2d):
 
 class InstanceNorm3d(_Instances, nn.InstanceNorm3d):
     """``torch.nn.InstanceNorm3d``."""
+
+
+# To torch.fx each is one call: they look at shapes, which symbolic tracing does not have.
+for _name in ("batch_norm", "group_norm", "checked_instance_norm"):
+    torch.fx.wrap(_name)

@@ -49,20 +49,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize by the statistics of all ranks' batches together."""
-        self._check_input_dim(input)
-        group = _group_to_join(self.process_group) if self.training else None
-        if group is None:
-            return batch_norm(self, input)
-        check_vectors(input, running_mean=self.running_mean, running_var=self.running_var)
-        y, mean, _, variance, count = torch.ops.normgrad.sync_batch_norm.default(
-            input, self.weight, self.bias, self.eps, group
-        )
-        # The collective is behind us: from here on nothing can fail on one rank alone.
-        if self.track_running_stats:
-            with torch.no_grad():
-                self._track(Joined(mean.double(), variance, count))
-        output: Tensor = y
-        return output
+        return sync_batch_norm(self, input)
 
     def _track(self, joined: Joined) -> None:
         momentum: float | Tensor | None = self.momentum
@@ -73,6 +60,27 @@ class SyncBatchNorm(_BatchNorm):
             momentum = 1.0 / self.num_batches_tracked.double()
         if self.running_mean is not None and self.running_var is not None:
             update_running(self.running_mean, self.running_var, joined, momentum)
+
+
+def sync_batch_norm(module: SyncBatchNorm, input: Tensor) -> Tensor:
+    """The forward pass."""
+    group = _group_to_join(module.process_group) if module.training else None
+    if group is None:
+        return batch_norm(module, input)
+    module._check_input_dim(input)
+    check_vectors(input, running_mean=module.running_mean, running_var=module.running_var)
+    y, mean, _, variance, count = torch.ops.normgrad.sync_batch_norm.default(
+        input, module.weight, module.bias, module.eps, group
+    )
+    # The collective is behind us: from here on nothing can fail on one rank alone.
+    if module.track_running_stats:
+        with torch.no_grad():
+            module._track(Joined(mean.double(), variance, count))
+    output: Tensor = y
+    return output
+
+
+torch.fx.wrap("sync_batch_norm")  # to torch.fx one call, as those of the other modules
 
 
 def _group_to_join(group: Any) -> str | None:
