@@ -103,7 +103,8 @@ def run_call(op: str, shape: str, dtype: str, layout: str) -> None:
     from normgrad.bench import contender, problems, suites
     from normgrad.spec import Op
 
-    (workload,) = suites.rows(Op(op), shape, (dtype,), (layout,))
+    layouts = [one for one in suites.LAYOUTS if one == layout]
+    (workload,) = suites.rows(Op(op), shape, (dtype,), layouts)
     runner = contender.ours(problems.make(workload, "cuda:0", 0), "cuda", reuse=True)
     for _ in range(2):
         runner.run()

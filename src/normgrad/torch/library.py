@@ -162,7 +162,7 @@ def on_own_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def require(condition: bool | torch.SymBool, words: str) -> None:
     """Raise an error with these words if it does not hold, or will not where sizes are symbols."""
-    torch._check(condition, lambda: words)  # type: ignore[no-untyped-call]
+    torch._check(condition, lambda: words)
 
 
 def statistics_dtype(*dtypes: torch.dtype) -> torch.dtype:

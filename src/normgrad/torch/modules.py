@@ -25,7 +25,7 @@ def _check_enough(input: Tensor, channels: int) -> None:
 
 def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
     """The forward pass of every batch norm module, without synchronization."""
-    module._check_input_dim(input)  # type: ignore[no-untyped-call]
+    module._check_input_dim(input)
     buffers: tuple[Tensor | None, Tensor | None] = (module.running_mean, module.running_var)
     of_batch = module.training or buffers == (None, None)
     if module.training and not module.track_running_stats:
