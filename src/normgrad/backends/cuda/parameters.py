@@ -37,7 +37,7 @@ def add_parameters(
             "CHANNELS": size,
             "PARTS": parts,
             "TIMES": ceil_div(count, parts),
-            "FAR": _is_far(layout),
+            "MANY": _are_many(layout),
             "COMPUTE": builder.compute,
         },
         warps=8 if parts > 512 else 4,
@@ -53,10 +53,10 @@ def joint_parameters(layout: Layout, splits: int, warps: int, *, meets: bool) ->
     parts = min(power_of_two(count), 4 * warps * THREADS)
     size = max(1, warps * THREADS // parts)
     tiles = {"CHANNELS": size, "PARTS": parts, "TIMES": ceil_div(count, parts)}
-    return {"MEETS": meets, **tiles, "FAR": _is_far(layout)}
+    return {"MEETS": meets, **tiles, "MANY": _are_many(layout)}
 
 
-def _is_far(layout: Layout) -> bool:
+def _are_many(layout: Layout) -> bool:
     """Whether the channels of all samples take 64 bits."""
     return layout.outer * layout.channels >= WIDE
 

@@ -91,7 +91,7 @@ def column_streams(
     CHANNELS: tl.constexpr,  # in tiles of so many channels
     PARTS: tl.constexpr,  # and parts
     TIMES: tl.constexpr,  # so often
-    FAR: tl.constexpr,
+    MANY: tl.constexpr,
     EARLY: tl.constexpr,  # the words are cleared meanwhile
     # 0; in the interpreter 1: sums, then 3: totals if OWN, 2: gradient, 4: the end
     PHASE: tl.constexpr,
@@ -209,5 +209,5 @@ def column_streams(
     if MEETS and PHASE % 4 == 0:
         join_groups(
             words + tally, partials, (rstd, dgamma, dbeta),
-            (images, channels * ALIGN, parts, GROUP_SIZE), CHANNELS, PARTS, TIMES, FAR, WARPS,
+            (images, channels * ALIGN, parts, GROUP_SIZE), CHANNELS, PARTS, TIMES, MANY, WARPS,
         )  # fmt: skip

@@ -83,11 +83,11 @@ def join_parameters(
     part,  # a vector of PARTS
     PARTS: tl.constexpr,
     TIMES: tl.constexpr,
-    FAR: tl.constexpr,  # whether channels of samples take 64 bits, whose division is slow
+    MANY: tl.constexpr,  # whether channels of samples take 64 bits, whose division is slow
     COMPUTE: tl.constexpr,
 ):
     """Group norm: the sums of some channels over all samples and their partials."""
-    index: tl.constexpr = tl.int64 if FAR else tl.int32
+    index: tl.constexpr = tl.int64 if MANY else tl.int32
     ok = channel < channels
     s1 = (channel[:, None] * 0 + part[None, :] * 0).to(COMPUTE)
     s2 = s1
@@ -114,7 +114,7 @@ def join_groups(
     CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
     TIMES: tl.constexpr,
-    FAR: tl.constexpr,
+    MANY: tl.constexpr,
     WARPS: tl.constexpr,
 ):
     """The end of a group norm kernel: everybody has arrived, each block joins some channels."""
@@ -132,5 +132,5 @@ def join_groups(
         channel = block * CHANNELS + gl.arange(0, CHANNELS, gl.SliceLayout(1, box))
         join_parameters(
             partials, rstd, dgamma, dbeta, samples, channels, splits, group_size,
-            channel, part, PARTS, TIMES, FAR, tl.float32,
+            channel, part, PARTS, TIMES, MANY, tl.float32,
         )  # fmt: skip

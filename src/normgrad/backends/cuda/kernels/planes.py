@@ -155,7 +155,7 @@ def plane_slabs(
     CHANNELS: tl.constexpr,  # in tiles of so many channels
     PARTS: tl.constexpr,  # and parts
     TIMES: tl.constexpr,  # so often
-    FAR: tl.constexpr,
+    MANY: tl.constexpr,
     BULK: tl.constexpr,  # tiles come by bulk copies
     SPANS: tl.constexpr,  # of so many planes a tile, at most; 0: a slab is one run
     EXACT: tl.constexpr,  # all rows of a plane are of one length,
@@ -411,5 +411,5 @@ def plane_slabs(
         size = rows // pieces
         join_groups(
             words + tally, partials, (rstd, dgamma, dbeta),
-            (slabs // split, split * size, pieces, size), CHANNELS, PARTS, TIMES, FAR, WARPS,
+            (slabs // split, split * size, pieces, size), CHANNELS, PARTS, TIMES, MANY, WARPS,
         )  # fmt: skip

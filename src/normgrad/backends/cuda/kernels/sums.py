@@ -302,7 +302,7 @@ def finish_parameters(
     CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
     TIMES: tl.constexpr,
-    FAR: tl.constexpr,
+    MANY: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     """Group norm: each channel's sums over all samples and their partials."""
@@ -310,7 +310,7 @@ def finish_parameters(
     part = tl.arange(0, PARTS)
     join_parameters(
         partials, rstd, dgamma, dbeta, samples, channels, splits, group_size,
-        channel, part, PARTS, TIMES, FAR, COMPUTE,
+        channel, part, PARTS, TIMES, MANY, COMPUTE,
     )  # fmt: skip
 
 
