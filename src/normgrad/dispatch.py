@@ -4,7 +4,6 @@ What depends on shapes, types and options alone is worked out once in ``_prepare
 seen before reads its arrays, makes its results and hands addresses to the backend.
 """
 
-import dataclasses
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from normgrad.errors import ArgumentError, DeviceError
 from normgrad.overlap import needs_bounce
 from normgrad.plan import make_plan
 from normgrad.results import SLOTS, Call, check_types, given_views, into_given, into_new, new_result
-from normgrad.spec import RESULTS, ROLES, Op, Spec, TensorSpec
+from normgrad.spec import DATA, RESULTS, ROLES, Op, Spec, TensorSpec
 from normgrad.validate import public_names, validate_operands
 
 # What the settings of a call mean, in the order in which a public function passes them.
@@ -206,14 +205,15 @@ def _prepare(
 def _with_results(
     spec: Spec, results: Iterable[tuple[str, TensorSpec]], channel_axis: int | None
 ) -> Spec:
-    seen = {role: _sample_major(role, tensor, channel_axis) for role, tensor in results}
-    return dataclasses.replace(spec, **seen)  # type: ignore[arg-type]
+    return spec.with_tensors(
+        {role: _sample_major(role, tensor, channel_axis) for role, tensor in results}
+    )
 
 
 def _sample_major(role: str, tensor: TensorSpec, channel_axis: int | None) -> TensorSpec:
     """Group norm's data with the channels at axis 1; all else as it is."""
     rank = len(tensor.shape)
-    if channel_axis is None or role not in ("dy", "x", "dx") or rank < 2:
+    if channel_axis is None or role not in DATA or rank < 2:
         return tensor
     return tensor.move_axis(channel_axis, 1) if 0 <= channel_axis < rank else tensor
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from normgrad.spec import Op, Spec, TensorSpec
+from normgrad.spec import DATA, Op, Spec, TensorSpec
 
 Shape4 = tuple[int, int, int, int]
 
@@ -74,7 +74,7 @@ class Geometry:
 
     def shape_of(self, role: str) -> Shape4:
         """The shape under which a role's tensor meets the others."""
-        if role in ("dy", "x", "dx"):
+        if role in DATA:
             return self.shape
         return self.statistic_shape if role in ("mean", "rstd") else self.parameter_shape
 

@@ -1,6 +1,5 @@
 """Which results share memory with what, and their detour: decided before anything is written."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -47,8 +46,7 @@ def detour(plan: Plan, bounced: Iterable[str]) -> tuple[Plan, dict[str, TensorSp
         tensor = plan.spec.tensor(role)
         assert tensor is not None
         fresh[role] = dense_like(tensor)
-    spec = dataclasses.replace(plan.spec, **fresh)  # type: ignore[arg-type]
-    return make_plan(spec, plan.backend.name), fresh
+    return make_plan(plan.spec.with_tensors(fresh), plan.backend.name), fresh
 
 
 def _extent(view: View) -> tuple[int, int]:

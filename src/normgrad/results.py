@@ -8,11 +8,11 @@ from normgrad.dtypes import compute_dtype
 from normgrad.errors import ArrayTypeError, DeviceError, DtypeError, OptionError
 from normgrad.overlap import detour
 from normgrad.plan import Plan
-from normgrad.spec import RESULTS, ROLES, Op, Spec, TensorSpec, dense_like
+from normgrad.spec import RESULTS, SLOT, Op, Spec, TensorSpec, dense_like, result_dtype
 from normgrad.validate import public_names, result_shape
 
 # Where the address of each result goes.
-SLOTS: Final = {op: tuple(ROLES.index(role) for role in roles) for op, roles in RESULTS.items()}
+SLOTS: Final = {op: tuple(SLOT[role] for role in roles) for op, roles in RESULTS.items()}
 
 
 class Call(NamedTuple):
@@ -57,10 +57,9 @@ def new_result(
     """The layout and type of one that is not given."""
     if role == "dx":
         return dense_like(operands["x"])
-    if role in ("sum_dy", "sum_dy_xmu"):
-        dtype = compute_dtype(tuple(tensor.dtype for tensor in operands.values()))
-    else:
-        dtype = param_grad_dtype or (spec.gamma or spec.x).dtype
+    parameters = param_grad_dtype or (spec.gamma or spec.x).dtype
+    compute = compute_dtype(tuple(tensor.dtype for tensor in operands.values()))
+    dtype = result_dtype(role, spec.x.dtype, parameters, compute)
     return TensorSpec.contiguous(result_shape(spec, role), dtype)
 
 
@@ -105,7 +104,7 @@ def into_given(
 ) -> None:
     """Compute a call into given arrays, those in ``bounce`` by a detour."""
     for role, view in given.items():
-        addresses[ROLES.index(role)] = view.address
+        addresses[SLOT[role]] = view.address
     plan = call.plan
     fresh = {}
     if bounce:
@@ -116,7 +115,7 @@ def into_given(
             axis = call.channel_axis if role == "dx" else None
             seen = tensor if axis is None else tensor.move_axis(1, axis)  # as the caller sees it
             fresh[role], address = kind_of(array, role).empty(seen, plan.spec.device, array)
-            addresses[ROLES.index(role)] = address
+            addresses[SLOT[role]] = address
     _launch(plan, kind, addresses)
     for role, array in fresh.items():
         kind_of(out[role], role).copy(out[role], array)

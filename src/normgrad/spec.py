@@ -1,7 +1,8 @@
 """The request: which operator, on tensors of which shapes, strides and types. No data."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple, Self, get_args
 
@@ -63,6 +64,8 @@ ROLES: Final = (
     "dgamma",
     "dbeta",
 )
+SLOT: Final = {role: slot for slot, role in enumerate(ROLES)}
+DATA: Final = ("dy", "x", "dx")  # what has the shape of the data
 RESULTS: Final[dict[Op, tuple[str, ...]]] = {
     Op.BATCH_NORM: ("dx", "dgamma", "dbeta"),
     Op.BATCH_NORM_REDUCE: ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta"),
@@ -109,6 +112,10 @@ class Spec:
         tensor: TensorSpec | None = getattr(self, role)
         return tensor
 
+    def with_tensors(self, tensors: Mapping[str, TensorSpec | None]) -> "Spec":
+        """The same request with other tensors in some slots."""
+        return replace(self, **tensors)  # type: ignore[arg-type]
+
     @property
     def results(self) -> tuple[str, ...]:
         """The roles that the operator would write, wanted or not."""
@@ -125,6 +132,13 @@ class Spec:
         return tuple(
             role for role in ROLES if role not in self.results and self.tensor(role) is not None
         )
+
+
+def result_dtype(role: str, data: str, parameters: str, compute: str) -> str:
+    """The type of a new result: sums have that of the arithmetic."""
+    if role == "dx":
+        return data
+    return compute if role in ("sum_dy", "sum_dy_xmu") else parameters
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

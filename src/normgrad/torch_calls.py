@@ -15,7 +15,7 @@ from normgrad.arrays import View
 from normgrad.dtypes import ITEMSIZE
 from normgrad.overlap import needs_bounce
 from normgrad.plan import Plan
-from normgrad.spec import ROLES, Spec, TensorSpec
+from normgrad.spec import ROLES, SLOT, Spec, TensorSpec
 from normgrad.torch_arrays import TYPES, address_of, device_index, in_kept
 from normgrad.validate import public_names
 from normgrad.written import Given, Result, Roads, Source
@@ -171,7 +171,7 @@ def _closer_look(arrays: tuple[Any, ...], out: Sequence[Any]) -> None:
 
 def _into_given(plan: Plan, launch: _Launch, given: Given) -> Callable[..., tuple[Any, ...] | None]:
     """The same with given results."""
-    results = [ROLES.index(role) for role in plan.spec.wanted]
+    results = [SLOT[role] for role in plan.spec.wanted]
     blank = [None] * len(ROLES)
 
     def call(arrays: tuple[Any, ...], out: Sequence[Any]) -> tuple[Any, ...] | None:

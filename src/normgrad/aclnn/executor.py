@@ -24,11 +24,11 @@ from normgrad.aclnn.status import (
 from normgrad.aclnn.tensors import TensorKind, aclBoolArray, aclTensor, living
 from normgrad.device import memory
 from normgrad.device.failures import is_null, whole
-from normgrad.device.launch import SLOT, Arrangement, Launch, Placed
+from normgrad.device.launch import Arrangement, Launch, Placed
 from normgrad.device.memory import OwnershipError
 from normgrad.errors import ArgumentError, BackendError
 from normgrad.plan import make_plan
-from normgrad.spec import ROLES, StatisticKind
+from normgrad.spec import ROLES, SLOT, StatisticKind
 from normgrad.strides import without_idle_strides
 
 StageOneAnswer = tuple[Status, int, "aclOpExecutor | None"]

@@ -12,7 +12,7 @@ from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec
 from normgrad.torch_arrays import TYPES, TorchKind
 from normgrad.verify.cases import Layout
-from normgrad.verify.problem import Problem, centre_of, request
+from normgrad.verify.problem import Problem, centre_of, request, wanted_dtypes
 
 Tensor = torch.Tensor
 
@@ -113,12 +113,7 @@ def make(workload: Workload, device: str, seed: int = 0) -> DeviceProblem:
         operands["sum_dy"] = normal(parameters).mul_(count)
         operands["sum_dy_xmu"] = normal(parameters).mul_(count)
         operands["counter"] = torch.tensor([count, count], dtype=torch.int32, device=device)
-    types = {}
-    for role, want in zip(RESULTS[case.op], case.wanted, strict=True):
-        if want:
-            is_sum = role.startswith("sum_")
-            own = workload.dtype if role == "dx" else parameter_dtype(workload, device)
-            types[role] = wide if is_sum else own
+    types = wanted_dtypes(case, workload.dtype, parameter_dtype(workload, device))
     return DeviceProblem(workload, operands, types, device)
 
 

@@ -93,8 +93,7 @@ def _slices(
 
 
 def _only(spec: Spec, wanted: tuple[str, ...]) -> Spec:
-    dropped = {role: None for role in spec.wanted if role not in wanted}
-    return dataclasses.replace(spec, **dropped)  # type: ignore[arg-type]
+    return spec.with_tensors({role: None for role in spec.wanted if role not in wanted})
 
 
 def judge(problem: DeviceProblem, known: Truth, results: Results) -> list[Measurement]:

@@ -12,10 +12,10 @@ from normgrad.dtypes import FLOATS, compute_dtype
 from normgrad.errors import BackendError, OptionError
 from normgrad.geometry import geometry_of
 from normgrad.plan import arithmetic
-from normgrad.spec import RESULTS, Op, Spec, TensorSpec, dense_like
+from normgrad.spec import Op, Spec, TensorSpec, dense_like
 from normgrad.validate import validate, validate_data
 from normgrad.verify.cases import Case
-from normgrad.verify.problem import request
+from normgrad.verify.problem import request, wanted_dtypes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,10 +99,5 @@ def spec_of(case: Case, dtype: str, statistics_dtype: str | None = None) -> Spec
         sums = TensorSpec.contiguous(parameters, wide)
         counter = TensorSpec.contiguous((case.ranks,), "int32")
         tensors |= {"sum_dy": sums, "sum_dy_xmu": sums, "counter": counter}
-    types = {
-        role: dtype if role == "dx" else wide if role.startswith("sum_") else small
-        for role, want in zip(RESULTS[case.op], case.wanted, strict=True)
-        if want
-    }
-    spec = request(case, tensors, types)
-    return spec if spec.dx is None else dataclasses.replace(spec, dx=dense_like(spec.x))
+    spec = request(case, tensors, wanted_dtypes(case, dtype, small))
+    return spec if spec.dx is None else spec.with_tensors({"dx": dense_like(spec.x)})

@@ -1,7 +1,7 @@
 """A plan with its addresses: which results may be written in place, and which need a detour."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from normgrad.arrays import View
 from normgrad.device import Memory
@@ -9,9 +9,7 @@ from normgrad.dtypes import ITEMSIZE
 from normgrad.hostmem import ALIGNMENT
 from normgrad.overlap import detour, needs_bounce
 from normgrad.plan import Plan
-from normgrad.spec import ROLES, TensorSpec
-
-SLOT: Final = {role: index for index, role in enumerate(ROLES)}
+from normgrad.spec import SLOT, TensorSpec
 
 
 class Placed(Protocol):

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from normgrad import device as devices
 from normgrad.device.failures import is_null, not_null, whole
-from normgrad.device.launch import SLOT, Arrangement, Span
+from normgrad.device.launch import Arrangement, Span
 from normgrad.errors import ArgumentError, BackendError
 from normgrad.hostmem import byte_range
 from normgrad.infiniop.constants import infiniDevice_t
@@ -30,7 +30,7 @@ from normgrad.infiniop.status import (
     status_only,
 )
 from normgrad.plan import make_plan
-from normgrad.spec import ROLES, Op, Spec, TensorSpec
+from normgrad.spec import ROLES, SLOT, Op, Spec, TensorSpec
 from normgrad.strides import without_idle_strides
 from normgrad.validate import validate
 

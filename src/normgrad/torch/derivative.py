@@ -12,11 +12,9 @@ import torch
 from normgrad.backends.reference.backend import evaluate
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.plan import arithmetic
-from normgrad.spec import RESULTS, Op, Spec
+from normgrad.spec import DATA, RESULTS, Op, Spec
 from normgrad.torch.library import Tensor, described
 from normgrad.torch_arrays import TYPES
-
-_DATA = ("dy", "x", "dx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def _request(
     tensors = {role: described(one) for role, one in (*given.items(), *wanted.items())}
     if request.op is Op.GROUP_NORM:
         axis = options.pop("channel_axis") % given["x"].dim()
-        data = [role for role in _DATA if role in tensors]
+        data = [role for role in DATA if role in tensors]
         tensors |= {role: tensors[role].move_axis(axis, 1) for role in data}
     elif request.op is not Op.LAYER_NORM:
         options["channel_axis"] %= given["x"].dim()
@@ -83,6 +81,6 @@ def _request(
 def _canonical(geometry: Geometry, role: str, one: Tensor, request: Request) -> Tensor:
     if role == "counter":
         return one
-    if request.op is Op.GROUP_NORM and role in _DATA:
+    if request.op is Op.GROUP_NORM and role in DATA:
         one = one.movedim(request.options["channel_axis"], 1)
     return one.reshape(geometry.shape_of(role))

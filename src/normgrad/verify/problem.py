@@ -1,6 +1,5 @@
 """Numbers for a case: off-centre x, dy independent of it, in the memory layout that it names."""
 
-import dataclasses
 import math
 import zlib
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from normgrad import hostmem
 from normgrad.dtypes import compute_dtype
 from normgrad.geometry import Geometry, geometry_of
-from normgrad.spec import RESULTS, Op, Spec, TensorSpec
+from normgrad.spec import RESULTS, Op, Spec, TensorSpec, result_dtype
 from normgrad.validate import result_shape
 from normgrad.verify.cases import LAYOUTS, Case
 
@@ -87,7 +86,7 @@ def request(case: Case, tensors: dict[str, TensorSpec], result_dtypes: dict[str,
         role: TensorSpec.contiguous(result_shape(bare, role), dtype)
         for role, dtype in result_dtypes.items()
     }
-    return dataclasses.replace(bare, **results)  # type: ignore[arg-type]
+    return bare.with_tensors(results)
 
 
 def make_problem(case: Case, dtype: str, seed: int = 0) -> Problem:
@@ -134,15 +133,14 @@ def host_array(values: Values, dtype: str) -> HostArray:
 
 def _result_dtypes(case: Case, dtype: str, operands: dict[str, HostArray]) -> dict[str, str]:
     gamma = operands.get("gamma")
-    wide = compute_dtype((dtype,))
-    types = {}
-    for role, want in zip(RESULTS[case.op], case.wanted, strict=True):
-        if want and role == "dx":
-            types[role] = dtype
-        elif want:
-            own = gamma.dtype if gamma is not None else dtype
-            types[role] = wide if role.startswith("sum_") else own
-    return types
+    return wanted_dtypes(case, dtype, dtype if gamma is None else gamma.dtype)
+
+
+def wanted_dtypes(case: Case, data: str, parameters: str) -> dict[str, str]:
+    """The types of a case's wanted results."""
+    wanted = zip(RESULTS[case.op], case.wanted, strict=True)
+    compute = compute_dtype((data,))
+    return {role: result_dtype(role, data, parameters, compute) for role, want in wanted if want}
 
 
 def _statistics(

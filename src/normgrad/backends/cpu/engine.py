@@ -13,7 +13,7 @@ from normgrad import hostmem
 from normgrad.backends.base import Compiled
 from normgrad.backends.cpu import driver, jit, pool, slots, tasks, team
 from normgrad.backends.cpu.program import Config
-from normgrad.spec import ROLES
+from normgrad.spec import ROLES, SLOT
 from normgrad.written import Source
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _interpret(
     readable, writable = [scratch], [scratch]
     for role in (*spec.operands, *spec.wanted):
         tensor: Any = spec.tensor(role)
-        address = addresses[ROLES.index(role)]
+        address = addresses[SLOT[role]]
         if tensor.size and address is not None:
             low, high = hostmem.byte_range(tensor)
             kind = writable if role in spec.wanted else readable

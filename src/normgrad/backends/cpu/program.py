@@ -17,7 +17,7 @@ from normgrad.backends.cpu.sizes import ceil_div
 from normgrad.backends.cpu.slabs_plan import channels_first
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
-from normgrad.spec import ROLES, Op, Spec, TensorSpec
+from normgrad.spec import SLOT, Op, Spec, TensorSpec
 
 _VECTORS = {
     "mean": slots.MEAN,
@@ -148,7 +148,7 @@ class Program:
         tensor = self.spec.tensor(role)
         assert tensor is not None
         slot = slots.DATA[role]
-        self.params[slot] = -1 - ROLES.index(role)
+        self.params[slot] = -1 - SLOT[role]
         if role in self.arrangement.copied:
             place = self.reserve(tensor.size * self.format.itemsize)
             axes = copy_axes(self.spec, self.arrangement.order, tensor)
@@ -164,7 +164,7 @@ class Program:
             return
         strides = reshaped_strides(tensor, (tensor.size,))
         dtype = tensor.dtype
-        self.params[slot] = -1 - ROLES.index(role)
+        self.params[slot] = -1 - SLOT[role]
         if strides is None:
             is_result = role in self.spec.results
             dtype = dtype if is_result else "float64"
@@ -186,7 +186,7 @@ class Program:
     ) -> None:
         """Describe a copy into the workspace before, or out of it after, everything else."""
         at = len(self.params)
-        there = (-1 - ROLES.index(role), CODES[tensor.dtype], ITEMSIZE[tensor.dtype])
+        there = (-1 - SLOT[role], CODES[tensor.dtype], ITEMSIZE[tensor.dtype])
         here = (place, CODES[dtype], ITEMSIZE[dtype])
         is_result = role in self.spec.results
         source, target = (here, there) if is_result else (there, here)

@@ -8,7 +8,7 @@ from normgrad.backends.cuda.program import Argument, Builder, Ref
 from normgrad.backends.cuda.tiles import ceil_div
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
-from normgrad.spec import TensorSpec, row_major
+from normgrad.spec import DATA, TensorSpec, row_major
 
 _MANY_COLUMNS = 1 << 30  # kernels count columns in 32 bits
 
@@ -89,7 +89,7 @@ class Layout:
 def lay_out(builder: Builder, geometry: Geometry) -> Layout:
     """See all data in one family, with copies where they do not agree on one."""
     spec = builder.spec
-    roles = ("dy", "x") if spec.dx is None else ("dy", "x", "dx")
+    roles = DATA if spec.dx is not None else DATA[:2]
     channels = geometry.groups * geometry.channels
     sizes = (geometry.outer, channels, geometry.inner)
     steps = {role: _steps(spec.tensor(role), sizes) for role in roles}

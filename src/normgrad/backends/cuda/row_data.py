@@ -4,13 +4,14 @@ from normgrad.backends.cuda.program import Argument, Builder, Ref
 from normgrad.backends.cuda.tiles import alignment
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
+from normgrad.spec import DATA
 
 RowData = dict[str, tuple[Ref, int] | None]
 
 
 def rows_of(builder: Builder, geometry: Geometry) -> RowData:
     """Rows of contiguous elements, with copies where data lie otherwise."""
-    return {role: _rows(builder, role, geometry) for role in ("dy", "x", "dx")}
+    return {role: _rows(builder, role, geometry) for role in DATA}
 
 
 def _rows(builder: Builder, role: str, geometry: Geometry) -> tuple[Ref, int] | None:

@@ -9,7 +9,7 @@ from normgrad import hostmem
 from normgrad.backends.reference import formula
 from normgrad.geometry import Geometry
 from normgrad.plan import Plan
-from normgrad.spec import ROLES, Op, Spec
+from normgrad.spec import SLOT, Op, Spec
 
 Values = NDArray[np.float64]
 
@@ -39,13 +39,13 @@ class ReferenceBackend:
         """Read everything, compute, then write: any overlap is harmless here."""
         with np.errstate(all="ignore"):  # inf and nan flow through
             operands = {
-                role: _read(plan, role, addresses[ROLES.index(role)]) for role in plan.spec.operands
+                role: _read(plan, role, addresses[SLOT[role]]) for role in plan.spec.operands
             }
             values = evaluate(plan.spec, plan.geometry, operands)
         for role in plan.spec.wanted:
             tensor = plan.spec.tensor(role)
             assert tensor is not None
-            target = hostmem.view(addresses[ROLES.index(role)], tensor)
+            target = hostmem.view(addresses[SLOT[role]], tensor)
             target[...] = hostmem.narrow(values[role].reshape(tensor.shape), tensor.dtype)
 
 
