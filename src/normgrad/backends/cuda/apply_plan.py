@@ -60,23 +60,44 @@ def add_apply(
     layout, pixels = flatten(layout) if odd and not in_windows else (layout, 1)
     arguments["channels"] = layout.channels
     if layout.family == "planes":
-        window = layout.window
-        cols = cut(layout.span, 1024) if window else min(power_of_two(layout.inner), 1024)
-        # 64x256x56x56 in bfloat16 on an H200: 99.3 % with 1024 elements for 4 warps, 98.7 for one,
-        # 97 with 2048 for two; float32 103 % with any of them.
-        tile_rows = max(1, 1024 // cols)
-        pieces = ceil_div(layout.span, cols)
-        rows = layout.outer * layout.channels * pieces
-        steps = [step for one in layout.tensors for step in (one.outer, one.channel)]
-        align = alignment(itemsize, layout.inner, *steps)
-        arguments |= {"rows": rows, "pieces": pieces, "run": layout.inner // align}
-        arguments |= _steps(layout, "channel", align)
-        constants |= {"ROWS": tile_rows, "COLS": cols, "ALIGN": align}
-        wide = max(rows + tile_rows, layout.span + cols) >= WIDE
-        constants |= {"WIDE": wide, "WINDOW": window}
-        grid: tuple[int, ...] = (ceil_div(rows, tile_rows),)
-        builder.launch("apply.plane_apply", grid, arguments, constants, warps=4)
-        return
+        _add_plane_apply(builder, layout, itemsize, arguments, constants)
+    else:
+        _add_column_apply(builder, layout, itemsize, arguments, constants, pixels)
+
+
+def _add_plane_apply(
+    builder: Builder,
+    layout: Layout,
+    itemsize: int,
+    arguments: dict[str, Argument],
+    constants: dict[str, Any],
+) -> None:
+    """Channels first."""
+    window = layout.window
+    cols = cut(layout.span, 1024) if window else min(power_of_two(layout.inner), 1024)
+    # 64x256x56x56 in bfloat16 on an H200: 99.3 % with 1024 elements for 4 warps, 98.7 for one, 97
+    # with 2048 for two; float32 103 % with any of them.
+    tile_rows = max(1, 1024 // cols)
+    pieces = ceil_div(layout.span, cols)
+    rows = layout.outer * layout.channels * pieces
+    steps = [step for one in layout.tensors for step in (one.outer, one.channel)]
+    align = alignment(itemsize, layout.inner, *steps)
+    arguments |= {"rows": rows, "pieces": pieces, "run": layout.inner // align}
+    arguments |= _steps(layout, "channel", align)
+    constants |= {"ROWS": tile_rows, "COLS": cols, "ALIGN": align, "WINDOW": window}
+    constants["WIDE"] = max(rows + tile_rows, layout.span + cols) >= WIDE
+    builder.launch("apply.plane_apply", (ceil_div(rows, tile_rows),), arguments, constants, warps=4)
+
+
+def _add_column_apply(
+    builder: Builder,
+    layout: Layout,
+    itemsize: int,
+    arguments: dict[str, Argument],
+    constants: dict[str, Any],
+    pixels: int,
+) -> None:
+    """Channels last; ``pixels`` columns of each channel lie side by side."""
     # In float32 rows that are multiples of 16 bytes take 1 % longer folded.
     folds = pixels == 1 and (itemsize == 2 or layout.channels % 4)
     layout, times = fold(layout, 256) if folds else (layout, 1)

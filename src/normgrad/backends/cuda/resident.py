@@ -10,6 +10,7 @@ from normgrad.backends.cuda.parameters import joint_parameters
 from normgrad.backends.cuda.program import Argument, Builder
 from normgrad.backends.cuda.resident_blocks import (
     SHORT,
+    Planes,
     Tiles,
     block_channels,
     cut_slabs,
@@ -85,56 +86,85 @@ def _ring(tiles: Tiles, itemsize: int, planes: int, run: int, step: int) -> _Rin
     )
 
 
-def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
-    """Channels first; False where the slabs do not fit or the data lie unevenly."""
-    spec = builder.spec
-    group = geometry.statistic == "row"
+def _planes_of(
+    builder: Builder, geometry: Geometry, layout: Layout, device: Device
+) -> Planes | None:
+    """What there is to do; None where asynchronous copies cannot do it."""
     if builder.compute != "float32" or not layout.same_strides or not device.copies_ahead:
-        return False
+        return None
+    group = geometry.statistic == "row"
     x = layout.x
     itemsizes = {ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype]}
-    together = 1 if group else block_channels(layout, max(itemsizes))
-    run = layout.inner * together
-    align = alignment(max(itemsizes), run, x.outer, x.channel * together)
     itemsize = max(itemsizes)
+    together = 1 if group else block_channels(layout, itemsize)
+    run = layout.inner * together
+    align = alignment(itemsize, run, x.outer, x.channel * together)
     window = layout.window if together == 1 and run >= SHORT else 0
     if align * itemsize == 8 and run < _LONG:
         window = 0
     if not window and align * min(itemsizes) < 4:  # the least that an asynchronous copy takes
-        return False
-    planes = geometry.channels if group else layout.outer
-    slabs = geometry.statistics if group else layout.channels // together
-    # A bulk copy takes multiples of 16 bytes, from and to.
-    bulk = device.capability >= 90 and len(itemsizes) == 1 and align * itemsize == 16
-    span = layout.span if window else run
-    tiles = cut_slabs(
-        device, itemsize, span, window or align, planes, slabs, group, together, bulk, window > 0
+        return None
+    return Planes(
+        group=group,
+        together=together,
+        planes=geometry.channels if group else layout.outer,
+        slabs=geometry.statistics if group else layout.channels // together,
+        run=run,
+        span=layout.span if window else run,
+        align=align,
+        window=window,
+        itemsize=itemsize,
+        # A bulk copy takes multiples of 16 bytes, from and to.
+        bulk=device.capability >= 90 and len(itemsizes) == 1 and align * itemsize == 16,
     )
+
+
+def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> bool:
+    """Channels first; False where the slabs do not fit or the data lie unevenly."""
+    data = _planes_of(builder, geometry, layout, device)
+    if data is None:
+        return False
+    tiles = cut_slabs(device, data)
     if tiles is None:
         return False
+    _add_planes(builder, geometry, layout, device, data, tiles)
+    return True
+
+
+def _add_planes(
+    builder: Builder,
+    geometry: Geometry,
+    layout: Layout,
+    device: Device,
+    data: Planes,
+    tiles: Tiles,
+) -> None:
+    """The launch."""
+    spec, x = builder.spec, layout.x
+    group, together, align = data.group, data.together, data.align
     step = x.channel if group else x.outer
-    bulk = bulk and not tiles.plane and _pays(tiles, itemsize, group)
-    ring = _ring(tiles, itemsize, planes, run, step) if bulk else None
+    bulk = data.bulk and not tiles.plane and _pays(tiles, data.itemsize, group)
+    ring = _ring(tiles, data.itemsize, data.planes, data.run, step) if bulk else None
     team = tiles.team
     solo = team.team == 1
     copies = _COPIES if together == 1 and team.team >= _CROWD else 1
     seats = _SEATS if _seated(tiles, device) else 0
-    count = slabs * copies * team.team * together
-    rows = planes * tiles.pieces
+    count = data.slabs * copies * team.team * together
+    rows = data.planes * tiles.pieces
     wants = group and builder.wants_parameters
-    partials = builder.scratch(2 * slabs * rows, "float32") if wants else None
+    partials = builder.scratch(2 * data.slabs * rows, "float32") if wants else None
     slab_step = x.channel * (geometry.channels if group else together)
     even = group and x.outer == slab_step * geometry.groups
     arguments: dict[str, Argument] = {
         **layout.operands(builder, results=True),
         "partials": partials,
-        "slabs": slabs,
+        "slabs": data.slabs,
         "rows": rows,
         "share": team.share,
         "pieces": tiles.pieces,
         "magic": magic(tiles.pieces),
-        "piece": tiles.piece // (window or align),
-        "run": run // align,
+        "piece": tiles.piece // (data.window or align),
+        "run": data.run // align,
         "team": team.team,
         "teams": team.teams,
         "split": geometry.groups if group else None,
@@ -145,7 +175,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "count": float(geometry.count),
         "eps": spec.eps,
     }
-    reach = planes * step + span
+    reach = data.planes * step + data.span
     threads = tiles.block.warps * THREADS
     constants: dict[str, Any] = {
         "GROUP": group,
@@ -159,7 +189,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "AHEAD": tiles.block.ahead,
         "ROWS": tiles.rows,
         "COLS": tiles.cols,
-        "VECTOR": 16 // max(itemsizes),
+        "VECTOR": 16 // data.itemsize,
         "WARPS": tiles.block.warps,
         "COPIES": copies,
         "TEAM": max(power_of_two(team.team), threads // together),
@@ -174,7 +204,7 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         "FULL": min(ring.full, tiles.chunks) if ring else 0,
         "HEAD": ring.head if ring else 0,
         "TILE": ring.tile if ring else 0,
-        "WINDOW": window,
+        "WINDOW": data.window,
         **joint_parameters(layout, tiles.pieces, tiles.block.warps, meets=wants),
         "PHASE": 0,
     }
@@ -192,7 +222,6 @@ def resident_planes(builder: Builder, geometry: Geometry, layout: Layout, device
         aligned=True,
         ring=ring.nbytes(tiles.depth) if ring else 0,
     )
-    return True
 
 
 def _seated(tiles: Tiles, device: Device) -> bool:

@@ -27,6 +27,22 @@ _WHOLE = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=9)
 
 
 @dataclass(frozen=True, slots=True)
+class Planes:
+    """Channels-first data as slabs of planes."""
+
+    group: bool
+    together: int  # channels that form one plane
+    planes: int  # of a slab
+    slabs: int
+    run: int  # elements of a plane
+    span: int  # of its window, if there is one
+    align: int
+    window: int  # planes start anywhere in vectors of so many elements; else 0
+    itemsize: int
+    bulk: bool  # whether bulk copies can take them
+
+
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """How slabs are cut into rows, and rows shared by blocks."""
 
@@ -147,23 +163,13 @@ def head_bytes(depth: int) -> int:
     return ceil_div(8 * depth + 16, 128) * 128
 
 
-def cut_slabs(
-    device: Device,
-    itemsize: int,
-    run: int,
-    align: int,
-    planes: int,
-    slabs: int,
-    group: bool,
-    together: int,
-    bulk: bool,
-    windows: bool,
-) -> Tiles | None:
+def cut_slabs(device: Device, data: Planes) -> Tiles | None:
     """Tiles for the first block whose team is small enough."""
+    group, together, run, itemsize = data.group, data.together, data.span, data.itemsize
     lines = _flat_blocks(device, itemsize, run, together)
     flat = not group and (together > 1 or _wasteful(run, lines[0][0].chunk_bytes // itemsize))
     blocks = lines if flat else _blocks(group, itemsize, device.multiprocessors)
-    if windows and (group or itemsize == 4):  # else 8 to 24 bytes are spilled
+    if data.window and (group or itemsize == 4):  # else 8 to 24 bytes are spilled
         blocks = tuple((replace(one, held=max(0, one.held - 1)), most) for one, most in blocks)
     for block, most_blocks in blocks:
         elements = block.chunk_bytes // itemsize
@@ -175,7 +181,8 @@ def cut_slabs(
             # Each warp adds up rows of its own, the fewer the better: 32 or 16 elements a lane.
             most = max(64, min(elements // block.warps, power_of_two(run)))
             pieces = ceil_div(run, most)
-            piece = ceil_div(ceil_div(run, pieces), align) * align
+            vector = data.window or data.align
+            piece = ceil_div(ceil_div(run, pieces), vector) * vector
             cols = max(64, power_of_two(piece))
             pieces = ceil_div(run, piece)
         else:
@@ -185,24 +192,24 @@ def cut_slabs(
             continue
         tile_rows = elements // cols * abreast
         shared = 2 * block.chunks * block.chunk_bytes + (_sums_bytes(cols) if flat else 512)
-        if bulk:
+        if data.bulk:
             shared += head_bytes(block.chunks)
         per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
         resident = per * device.multiprocessors
         most = block.capacity * tile_rows
-        if ceil_div(planes * pieces, most) > most_blocks:
+        rows = data.planes * pieces
+        if ceil_div(rows, most) > most_blocks:
             continue
-        team = share_out(
-            planes * pieces, most, tile_rows, slabs, min(resident, most_blocks * slabs)
-        )
-        if team is None or planes * pieces * pieces >= 1 << 32:  # see `magic`
+        at_once = min(resident, most_blocks * data.slabs)
+        team = share_out(rows, most, tile_rows, data.slabs, at_once)
+        if team is None or rows * pieces >= 1 << 32:  # see `magic`
             continue
         chunks = ceil_div(team.share, tile_rows)
         depth = min(block.chunks, chunks * team.rounds)
         # Nothing comes after the only round.
         held = min(block.held, chunks) if team.rounds > 1 else max(0, chunks - depth)
-        rows, plane = elements // cols, run if flat else 0
-        return Tiles(block, team, rows, cols, pieces, piece, chunks, depth, held, plane)
+        height, plane = elements // cols, run if flat else 0
+        return Tiles(block, team, height, cols, pieces, piece, chunks, depth, held, plane)
     return None
 
 

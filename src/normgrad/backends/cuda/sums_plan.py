@@ -23,61 +23,99 @@ def add_sums(
     """Partial sums of each unit; returns where they are and how many a unit has."""
     group = geometry.statistic == "row"
     units = layout.channels * (layout.outer if group else 1)
-    dy, x = layout.dy, layout.x
-    itemsize = max(ITEMSIZE[dy.ref.dtype], ITEMSIZE[x.ref.dtype])
-    vector = 16 // itemsize
-    common: dict[str, Any] = {"GROUP": group, "COMPUTE": builder.compute}
     arguments: dict[str, Argument] = {
-        "dy": dy.ref,
-        "x": x.ref if reads_x else None,
+        "dy": layout.dy.ref,
+        "x": layout.x.ref if reads_x else None,
         "mean": builder.vector("mean") if reads_x else None,
         "units": units,
         "channels": layout.channels,
         "group_size": geometry.channels,
     }
     layout, pixels = flatten(layout) if not group and layout.inner <= _TINY else (layout, 1)
-    dy, x = layout.dy, layout.x
     if layout.family == "planes" and group and layout.inner <= _SMALL:
         return _add_unit_sums(builder, layout, arguments, units)
     if layout.family == "planes":
-        cols = cut(layout.span, 1024)
-        tile_rows = max(1, 128 * vector * 2 // cols)
-        pieces = ceil_div(layout.span, cols)
-        planes = 1 if group else layout.outer
-        rows = planes * pieces
-        wanted = 4 * device.multiprocessors  # as many blocks as run at once
-        splits = max(1, min(ceil_div(rows, 2 * tile_rows), ceil_div(wanted, units)))
-        align = alignment(itemsize, layout.inner, dy.outer, dy.channel, x.outer, x.channel)
-        partials = builder.scratch(2 * units * splits, builder.compute)
-        arguments |= {
-            "partials": partials,
-            "splits": splits,
-            "planes": planes,
-            "pieces": pieces,
-            "run": layout.inner // align,
-            "dy_plane": 0 if group else dy.outer // align,
-            "dy_outer": dy.outer // align if group else 0,
-            "dy_channel": dy.channel // align,
-            "x_plane": 0 if group else x.outer // align,
-            "x_outer": x.outer // align if group else 0,
-            "x_channel": x.channel // align,
-        }
+        return _add_plane_sums(builder, layout, device, arguments, units, group=group)
+    return _add_column_sums(builder, layout, device, arguments, units, pixels, group=group)
+
+
+def _itemsize(layout: Layout) -> int:
+    """Bytes of an element, of the wider of dy and x."""
+    return max(ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[layout.x.ref.dtype])
+
+
+def _add_plane_sums(
+    builder: Builder,
+    layout: Layout,
+    device: Device,
+    arguments: dict[str, Argument],
+    units: int,
+    *,
+    group: bool,
+) -> tuple[Ref, int]:
+    """Channels first."""
+    dy, x = layout.dy, layout.x
+    itemsize = _itemsize(layout)
+    cols = cut(layout.span, 1024)
+    tile_rows = max(1, 256 * (16 // itemsize) // cols)
+    pieces = ceil_div(layout.span, cols)
+    planes = 1 if group else layout.outer
+    rows = planes * pieces
+    wanted = 4 * device.multiprocessors  # as many blocks as run at once
+    splits = max(1, min(ceil_div(rows, 2 * tile_rows), ceil_div(wanted, units)))
+    align = alignment(itemsize, layout.inner, dy.outer, dy.channel, x.outer, x.channel)
+    partials = builder.scratch(2 * units * splits, builder.compute)
+    arguments |= {
+        "partials": partials,
+        "splits": splits,
+        "planes": planes,
+        "pieces": pieces,
+        "run": layout.inner // align,
+        "dy_plane": 0 if group else dy.outer // align,
+        "dy_outer": dy.outer // align if group else 0,
+        "dy_channel": dy.channel // align,
+        "x_plane": 0 if group else x.outer // align,
+        "x_outer": x.outer // align if group else 0,
+        "x_channel": x.channel // align,
+    }
+    constants: dict[str, Any] = {
+        "GROUP": group,
+        "WIDE": layout.span + cols >= WIDE,
+        "ROWS": tile_rows,
+        "COLS": cols,
+        "ALIGN": align,
+        "WINDOW": layout.window,
+        "COMPUTE": builder.compute,
         # Plain loads where planes start at no multiple of 16 bytes: asynchronous copies of 4 take
         # 61 us instead of 19 for 32x2048x7x7 in float32.
-        window = layout.window
-        stages = 3 if window or align * itemsize >= 16 else 1
-        constants = {"ROWS": tile_rows, "COLS": cols, "ALIGN": align, "STAGES": stages, **common}
-        constants |= {"WINDOW": window, "WIDE": layout.span + cols >= WIDE}
-        builder.launch("sums.plane_sums", (units * splits,), arguments, constants)
-        return partials, splits
-    # Narrow tiles, all blocks along one front, two of them a multiprocessor that fetch three tiles
-    # ahead: 59.5 us for 64x256x56x56 in bfloat16 on an H200, 64.2 with tiles of 256 channels and
-    # rows in one piece for each block; float32 102 instead of 106.
+        "STAGES": 3 if layout.window or align * itemsize >= 16 else 1,
+    }
+    builder.launch("sums.plane_sums", (units * splits,), arguments, constants)
+    return partials, splits
+
+
+def _add_column_sums(
+    builder: Builder,
+    layout: Layout,
+    device: Device,
+    arguments: dict[str, Argument],
+    units: int,
+    pixels: int,
+    *,
+    group: bool,
+) -> tuple[Ref, int]:
+    """Channels last; ``pixels`` columns of each channel lie side by side.
+
+    Narrow tiles, all blocks along one front, two of them a multiprocessor that fetch three tiles
+    ahead: 59.5 us for 64x256x56x56 in bfloat16 on an H200, 64.2 with tiles of 256 channels and rows
+    in one piece for each block; float32 102 instead of 106.
+    """
     layout, times = fold(layout, 64) if pixels == 1 else (layout, 1)
     dy, x = layout.dy, layout.x
-    wide = 512 * vector // power_of_two(layout.inner)  # few rows
-    cols = min(power_of_two(layout.channels), max(64, wide))
-    tile_rows = 512 * vector // cols
+    itemsize = _itemsize(layout)
+    elements = 512 * (16 // itemsize)  # of a tile
+    cols = min(power_of_two(layout.channels), max(64, elements // power_of_two(layout.inner)))
+    tile_rows = elements // cols
     blocks = ceil_div(layout.channels, cols)
     outer = layout.outer if group else 1
     most = ceil_div(layout.inner, 2 * tile_rows)
@@ -91,16 +129,23 @@ def add_sums(
         "times": times,
         "partials": partials,
         "splits": splits,
+        "blocks": blocks,
         "rows": layout.inner,
         "dy_row": dy.inner // align,
         "dy_outer": dy.outer // align,
         "x_row": x.inner // align,
         "x_outer": x.outer // align,
     }
-    constants = {"ROWS": tile_rows, "COLS": cols, "ALIGN": align, "STAGES": 4, **common}
-    constants["RUN"] = run_of(layout, times)
+    constants: dict[str, Any] = {
+        "GROUP": group,
+        "ROWS": tile_rows,
+        "COLS": cols,
+        "ALIGN": align,
+        "RUN": run_of(layout, times),
+        "COMPUTE": builder.compute,
+        "STAGES": 4,
+    }
     # One axis of the grid: the others end at 65535, and there may be more samples.
-    arguments["blocks"] = blocks
     builder.launch("sums.column_sums", (splits * blocks * outer,), arguments, constants)
     return partials, pixels * splits * times
 
@@ -110,8 +155,8 @@ def _add_unit_sums(
 ) -> tuple[Ref, int]:
     """Small channels of images, several in a block, each whole."""
     dy, x = layout.dy, layout.x
-    itemsize = max(ITEMSIZE[dy.ref.dtype], ITEMSIZE[x.ref.dtype])
-    align = alignment(itemsize, layout.inner, dy.outer, dy.channel, x.outer, x.channel)
+    steps = (dy.outer, dy.channel, x.outer, x.channel)
+    align = alignment(_itemsize(layout), layout.inner, *steps)
     partials = builder.scratch(2 * units, builder.compute)
     cols = power_of_two(layout.inner)
     arguments |= {
