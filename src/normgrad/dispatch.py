@@ -12,11 +12,11 @@ from typing import Any, Final
 from normgrad import backends
 from normgrad import options as read
 from normgrad.arrays import Array, View, kind_of
-from normgrad.errors import ArgumentError, DeviceError
+from normgrad.errors import DeviceError
 from normgrad.overlap import needs_bounce
 from normgrad.plan import make_plan
 from normgrad.results import SLOTS, Call, check_types, given_views, into_given, into_new, new_result
-from normgrad.spec import DATA, RESULTS, ROLES, Op, Spec, TensorSpec
+from normgrad.spec import DATA, RESULTS, ROLES, SLOT, Op, Spec, TensorSpec
 from normgrad.validate import public_names, validate_operands
 
 # What the settings of a call mean, in the order in which a public function passes them.
@@ -70,29 +70,15 @@ def compute(
             break
     training = settings[0] if op is Op.BATCH_NORM else True
     names = public_names(op, training)
-    views = []
-    tensors: list[TensorSpec | None] = []
-    addresses: list[int | None] = [None] * len(ROLES)
-    for slot, array in enumerate(arrays):
-        if array is None and slot > 1:  # dy and x are never optional
-            tensors.append(None)
-            continue
-        role = ROLES[slot]
-        name = names.get(role, role)
-        view = kind_of(array, name).view(array, name)
-        views.append(view)
-        tensors.append(view.tensor)
-        addresses[slot] = view.address
-    device = views[1].device
+    views = _views(arrays, names)
+    tensors = tuple(None if view is None else view.tensor for view in views)
+    device = _device(views, names)
     spare = _spare(unread, device, names)
-    for view in views:
-        if view.device != device:
-            raise _elsewhere(arrays, views, device, names)
     wanted = read.mask(mask, len(RESULTS[op]))
     given = None if out is None else given_views(op, out, wanted, device, names)
     call = _prepare(
         op,
-        tuple(tensors),
+        tensors,
         spare,
         settings,
         wanted,
@@ -101,27 +87,60 @@ def compute(
         device,
         read.choice("backend", backend, backends.NAMES, none=True),
     )
+    if seen is not None:
+        _remember(seen, call, arrays, present, out)
     like = arrays[1]
     kind = kind_of(like, "input")
-    if (
-        seen is not None
-        and len(_known) < _CACHED_CALLS
-        and all(_is_plain(array.__class__) and not array.is_neg() for array in present)
-    ):
-        from normgrad.torch_calls import Known
-
-        entry = Known(call.plan, call.results, SLOTS[op], arrays, present, out)
-        _known[seen] = (entry, *_known.get(seen, ())[: _ALIKE - 1])
+    addresses = [None if view is None else view.address for view in views]
+    addresses += [None] * (len(ROLES) - len(addresses))
     if given is None or out is None:
         return into_new(call, kind, addresses, like, device)
-    roles = [role for role, tensor in zip(ROLES, tensors, strict=False) if tensor is not None]
-    bounce = needs_bounce(given, dict(zip(roles, views, strict=True)), names)
+    operands = {role: view for role, view in zip(ROLES, views, strict=False) if view is not None}
+    bounce = needs_bounce(given, operands, names)
     into_given(call, kind, addresses, given, bounce, dict(zip(RESULTS[op], out, strict=True)))
     return tuple(out)
 
 
 # Calls on plain torch tensors that were seen before, by what can be read off quickest.
 _known: dict[Any, tuple[Any, ...]] = {}
+
+
+def _remember(
+    seen: Any,
+    call: Call,
+    arrays: tuple[Array | None, ...],
+    present: Sequence[Any],
+    out: Sequence[Array | None] | None,
+) -> None:
+    """Know a call on plain tensors, whose numbers are what lies at their addresses."""
+    if len(_known) < _CACHED_CALLS and all(
+        _is_plain(array.__class__) and not array.is_neg() for array in present
+    ):
+        from normgrad.torch_calls import Known
+
+        slots = SLOTS[call.plan.spec.op]
+        entry = Known(call.plan, call.results, slots, arrays, present, out)
+        _known[seen] = (entry, *_known.get(seen, ())[: _ALIKE - 1])
+
+
+def _views(arrays: tuple[Array | None, ...], names: Mapping[str, str]) -> list[View | None]:
+    """The operands, each of which may be of another kind; dy and x are never optional."""
+    views: list[View | None] = []
+    for slot, array in enumerate(arrays):
+        name = names.get(ROLES[slot], ROLES[slot])
+        given = array is not None or slot < 2
+        views.append(kind_of(array, name).view(array, name) if given else None)
+    return views
+
+
+def _device(views: Sequence[View | None], names: Mapping[str, str]) -> str:
+    """Where all of them are."""
+    x = views[SLOT["x"]]
+    assert x is not None
+    for role, view in zip(ROLES, views, strict=False):
+        if view is not None and view.device != x.device:
+            raise DeviceError(role, f"must be on {{x}}'s device, {x.device}", view.device, names)
+    return x.device
 
 
 def _outline(
@@ -231,13 +250,3 @@ def _spare(
                 raise DeviceError(name, f"must be on input's device, {device}", view.device)
             spare.append((role, view.tensor))
     return tuple(spare)
-
-
-def _elsewhere(
-    arrays: tuple[Array | None, ...], views: list[View], device: str, names: Mapping[str, str]
-) -> ArgumentError:
-    present = [role for role, array in zip(ROLES, arrays, strict=False) if array is not None]
-    role, view = next(
-        (role, view) for role, view in zip(present, views, strict=True) if view.device != device
-    )
-    return DeviceError(role, f"must be on {{x}}'s device, {device}", view.device, names)
