@@ -33,10 +33,15 @@ def needs_bounce(
         for other_role, operand, other_low, other_high in under:
             if not (low < other_high and other_low < high):  # nearly always, and cheap to see
                 continue
-            in_place = role == "dx" and other_role in ("x", "dy") and _same(result, operand)
+            in_place = may_replace(role, other_role) and _same(result, operand)
             if not in_place and _share(result, operand):
                 bounce.add(role)
     return bounce
+
+
+def may_replace(result: str, other: str) -> bool:
+    """Whether a result may be the very view of another tensor."""
+    return result == "dx" and other in ("x", "dy")
 
 
 def detour(plan: Plan, bounced: Iterable[str]) -> tuple[Plan, dict[str, TensorSpec]]:

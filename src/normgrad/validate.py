@@ -8,6 +8,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 
+from normgrad import options
 from normgrad.dtypes import COUNTS, FLOATS, ITEMSIZE
 from normgrad.errors import ArgumentError, DtypeError, OptionError, OverlapError, ShapeError
 from normgrad.hostmem import byte_range
@@ -103,9 +104,7 @@ def _check_dtypes(spec: Spec) -> None:
 def _check_options(spec: Spec) -> None:
     if not (math.isfinite(spec.eps) and spec.eps >= 0):
         raise OptionError("eps", "must be finite and not negative", spec.eps)
-    if spec.rstd_is not in STATISTIC_KINDS:
-        rule = f"must be one of {', '.join(STATISTIC_KINDS)}"
-        raise OptionError("save_invstd_is", rule, spec.rstd_is)
+    options.choice("save_invstd_is", spec.rstd_is, STATISTIC_KINDS)
     if spec.op is Op.LAYER_NORM and not spec.normalized_shape:
         raise OptionError("normalized_shape", "must have at least one axis", spec.normalized_shape)
     if spec.op is Op.GROUP_NORM and spec.num_groups <= 0:

@@ -180,3 +180,10 @@ def test_group_norm_may_read_its_data_in_other_sizes():
         )
     with pytest.raises(ng.OptionError, match="extents must not be negative"):
         make_plan(dataclasses.replace(spec, extents=(2, -4, 3)))
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_an_operator_to_come_is_refused(name):
+    later = dataclasses.replace(SPEC, op="rms_norm", device={"cpu": "cpu", "cuda": "cuda:0"}[name])
+    sizes = Geometry(2, 1, 4, 3, "channel")
+    assert backends.get(name).refuses(later, sizes) == "it has no rms_norm"

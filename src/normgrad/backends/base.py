@@ -1,13 +1,29 @@
 """What a backend is."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from normgrad.spec import Op
 
 if TYPE_CHECKING:
     from normgrad.geometry import Geometry
     from normgrad.plan import Plan
     from normgrad.spec import Spec
     from normgrad.written import Source
+
+# What the fast backends compute: any other operator would get the gradients of one of these.
+_FAST: Final = (
+    Op.BATCH_NORM,
+    Op.BATCH_NORM_REDUCE,
+    Op.BATCH_NORM_ELEMT,
+    Op.LAYER_NORM,
+    Op.GROUP_NORM,
+)
+
+
+def unknown_to_fast(op: str) -> str | None:
+    """Why the fast backends refuse an operator, or None."""
+    return None if op in _FAST else f"it has no {op}"
 
 
 class Compiled(NamedTuple):

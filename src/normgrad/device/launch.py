@@ -7,7 +7,7 @@ from normgrad.arrays import View
 from normgrad.device import Memory
 from normgrad.dtypes import ITEMSIZE
 from normgrad.hostmem import ALIGNMENT
-from normgrad.overlap import detour, needs_bounce
+from normgrad.overlap import detour, may_replace, needs_bounce
 from normgrad.plan import Plan
 from normgrad.spec import SLOT, TensorSpec
 
@@ -119,7 +119,7 @@ def _meetings(plan: Plan) -> tuple[tuple[int, int, bool], ...]:
     for index, role in enumerate(spec.wanted):
         others = (*spec.wanted[:index], *spec.operands)
         for other in others:
-            alike = role == "dx" and other in ("x", "dy") and spec.tensor(other) == spec.dx
+            alike = may_replace(role, other) and spec.tensor(other) == spec.dx
             pairs.append((SLOT[role], SLOT[other], alike))
     return tuple(pairs)
 

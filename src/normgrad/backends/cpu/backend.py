@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from normgrad.backends.base import Compiled
+from normgrad.backends.base import Compiled, unknown_to_fast
 from normgrad.geometry import Geometry
 from normgrad.spec import Spec
 from normgrad.written import Source
@@ -31,10 +31,10 @@ class CpuBackend:
         return None
 
     def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
-        """Only memory that the host cannot read."""
+        """Memory that the host cannot read, and operators to come."""
         if spec.device != "cpu":
             return f"it reads host memory only, the arrays are on {spec.device}"
-        return None
+        return unknown_to_fast(spec.op)
 
     def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
         """Partition, phases and workspace; compiles what the request needs and was not cached."""

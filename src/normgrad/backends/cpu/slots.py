@@ -32,7 +32,7 @@ PER_TASK: Final = 15  # slabs or blocks that one task covers
 SLABS: Final = 16
 SEGMENTS: Final = 17  # of one slab
 PIECES: Final = 18  # units that one slab is split into
-PIECE: Final = 19  # elements of a segment in one unit
+PIECE: Final = 19  # elements of a segment in one unit, columns of a strip of rows
 GATHERED: Final = 20  # segments in one unit
 BLOCK: Final = 21  # rows of a block
 BLOCKS: Final = 22  # of one sample
@@ -77,14 +77,13 @@ SIDE_BY_SIDE: Final = 88  # four of them are summed at a time; 2: and written
 FOLDED: Final = 89  # rows of few channels that are taken as one
 WIDTH: Final = 90  # columns of such a row: FOLDED * COLUMNS
 
-FAR: Final = 92  # lines are asked for ahead: channels first in writing, last in adding four
-
-ASKS: Final = 93  # the next slab is asked for while one is written, rows while some are added
-
-BACKWARDS: Final = 94  # rows are written from the last on: what was summed last may be in the cache
-
 # Slabs of group norm.
 DENSE: Final = 91  # segments follow each other without gaps in x, dy and dx, and dx is streamed
+
+# The order in which memory is touched.
+FAR: Final = 92  # lines are asked for ahead: channels first in writing, last in adding four
+ASKS: Final = 93  # the next slab is asked for while one is written, rows while some are added
+BACKWARDS: Final = 94  # rows are written from the last on: what was summed last may be in the cache
 
 # The phases: address of the task function, number of tasks, an argument.
 TABLE: Final = 96

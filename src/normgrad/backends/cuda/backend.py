@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from normgrad.backends.base import unknown_to_fast
 from normgrad.backends.cuda import strategies
 from normgrad.backends.cuda.device import INTERPRETER, device_of
 from normgrad.backends.cuda.launch import Ready, has_mail, interpreting, run_program
@@ -37,10 +38,10 @@ class CudaBackend:
         return None
 
     def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
-        """Memory that is not on a GPU."""
+        """Memory that is not on a GPU, too many statistics, and operators to come."""
         if not spec.device.startswith("cuda") and not interpreting():
             return f"it computes on NVIDIA GPUs, the arrays are on {spec.device}"
-        return strategies.too_many(geometry)
+        return unknown_to_fast(spec.op) or strategies.too_many(geometry)
 
     def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
         """The kernel plan for the request's device."""
