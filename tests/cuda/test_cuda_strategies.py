@@ -1,13 +1,17 @@
 """Which kernels a request takes, what a mask saves, and how tiles and teams are cut: no GPU."""
 
+from dataclasses import replace
+
 import pytest
-from cuda_plans import COPYING, MASKS, SUITE, kernels, launches, plan, roles
+from cuda_plans import COLUMN_KERNELS, COPYING, MASKS, SUITE, kernels, launches, plan, roles
 
 from normgrad import verify
 from normgrad.backends.cuda.device import KNOWN
 from normgrad.backends.cuda.program import Fill
 from normgrad.backends.cuda.tiles import alignment, cut, power_of_two, share_out
+from normgrad.bench import suites
 from normgrad.cli.plan import program_of, spec_of
+from normgrad.spec import Op
 
 
 @pytest.mark.parametrize(
@@ -179,6 +183,40 @@ def test_workspaces_are_small():
         assert program_of(spec, KNOWN["h200"]).workspace_bytes <= 16 << 20, workload.name
     assert plan("batch_norm", "64x256x56x56").workspace_bytes < 64 << 10
     assert plan("batch_norm_elemt", "64x256x56x56").workspace_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "width"),
+    [
+        ("4x960x128x128", "bfloat16", 240),  # 8 groups of 60 bytes: 15 sectors
+        ("4x960x128x128", "float32", 120),
+        ("4x640x128x128", "bfloat16", 320),
+        ("2x960x64x64", "bfloat16", 960),  # whole rows
+    ],
+)
+def test_slabs_of_uneven_groups_end_at_sectors(shape, dtype, width):
+    (step,) = (
+        one
+        for one in launches(plan("group_norm", shape, dtype, "channels-last"))
+        if one.kernel in COLUMN_KERNELS
+    )
+    found = dict(step.arguments)["width"] * dict(step.constants)["ALIGN"]
+    assert found == width
+
+
+def test_slabs_of_uneven_channels_that_would_end_inside_of_sectors():
+    odd = plan("batch_norm", "64x728x37x37", "bfloat16", "channels-last")
+    assert odd.strategy == "two passes (columns)"
+    even = plan("batch_norm", "64x736x37x37", "bfloat16", "channels-last")
+    assert even.strategy == "resident columns"
+
+
+def test_teams_of_rows_need_the_registers_of_the_gpus_that_are_known():
+    (workload,) = suites.rows(Op.LAYER_NORM, "4096x16384", ("bfloat16",))
+    spec = spec_of(workload.case, "bfloat16")
+    few = replace(KNOWN["h200"], registers=32768)
+    assert "layer_teams" in kernels(program_of(spec, KNOWN["h200"]))
+    assert "layer_teams" not in kernels(program_of(spec, few))
 
 
 def test_tiles():
