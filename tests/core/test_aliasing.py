@@ -7,8 +7,9 @@ import torch
 
 import normgrad as ng
 from normgrad import hostmem, overlap
+from normgrad.arrays import View
 from normgrad.backends.reference.backend import ReferenceBackend
-from normgrad.spec import ROLES
+from normgrad.spec import ROLES, TensorSpec
 
 RNG = np.random.default_rng(11)
 SHAPE = (3, 4, 6)
@@ -224,3 +225,10 @@ def test_a_backend_may_write_before_it_reads(op, over, install):
     out = (grad_input, grad_weight, np.empty(params(op)))
     call(op, dy, under, weight, out, "reference")
     same(op, out, want)
+
+
+@pytest.mark.parametrize(("role", "bounced"), [("x", False), ("dy", False), ("gamma", True)])
+def test_only_data_may_be_replaced_in_place(role, bounced):
+    """A single row of layer norm has gamma's shape; a backend may read that again."""
+    view = View(TensorSpec.contiguous((8,), "float32"), 4096, "cpu", None)
+    assert overlap.needs_bounce({"dx": view}, {role: view}, {}) == ({"dx"} if bounced else set())

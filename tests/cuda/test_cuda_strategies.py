@@ -211,6 +211,14 @@ def test_slabs_of_uneven_channels_that_would_end_inside_of_sectors():
     assert even.strategy == "resident columns"
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "warps"), [("group_norm", "4x1280x32x32", 4), ("batch_norm", "32x512x14x14", 8)]
+)
+def test_one_round_of_small_blocks_unless_each_has_many_words(op, shape, warps):
+    found = launches(plan(op, shape, "bfloat16", "channels-last"))
+    assert {one.warps for one in found if one.kernel in COLUMN_KERNELS} == {warps}
+
+
 def test_teams_of_rows_need_the_registers_of_the_gpus_that_are_known():
     (workload,) = suites.rows(Op.LAYER_NORM, "4096x16384", ("bfloat16",))
     spec = spec_of(workload.case, "bfloat16")
