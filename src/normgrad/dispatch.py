@@ -16,7 +16,7 @@ from normgrad.errors import DeviceError
 from normgrad.overlap import needs_bounce
 from normgrad.plan import make_plan
 from normgrad.results import SLOTS, Call, check_types, given_views, into_given, into_new, new_result
-from normgrad.spec import DATA, RESULTS, ROLES, SLOT, Op, Spec, TensorSpec
+from normgrad.spec import DATA, RESULTS, ROLES, Op, Spec, TensorSpec
 from normgrad.validate import public_names, validate_operands
 
 # What the settings of a call mean, in the order in which a public function passes them.
@@ -71,7 +71,7 @@ def compute(
     training = settings[0] if op is Op.BATCH_NORM else True
     names = public_names(op, training)
     views = _views(arrays, names)
-    tensors = tuple(None if view is None else view.tensor for view in views)
+    tensors = tuple([None if view is None else view.tensor for view in views])
     device = _device(views, names)
     spare = _spare(unread, device, names)
     wanted = read.mask(mask, len(RESULTS[op]))
@@ -127,20 +127,25 @@ def _views(arrays: tuple[Array | None, ...], names: Mapping[str, str]) -> list[V
     """The operands, each of which may be of another kind; dy and x are never optional."""
     views: list[View | None] = []
     for slot, array in enumerate(arrays):
-        name = names.get(ROLES[slot], ROLES[slot])
-        given = array is not None or slot < 2
-        views.append(kind_of(array, name).view(array, name) if given else None)
+        if array is None and slot > 1:
+            views.append(None)
+            continue
+        role = ROLES[slot]
+        name = names.get(role, role)
+        views.append(kind_of(array, name).view(array, name))
     return views
 
 
 def _device(views: Sequence[View | None], names: Mapping[str, str]) -> str:
     """Where all of them are."""
-    x = views[SLOT["x"]]
+    x = views[1]
     assert x is not None
-    for role, view in zip(ROLES, views, strict=False):
-        if view is not None and view.device != x.device:
-            raise DeviceError(role, f"must be on {{x}}'s device, {x.device}", view.device, names)
-    return x.device
+    device = x.device
+    for slot, view in enumerate(views):
+        if view is not None and view.device != device:
+            rule = f"must be on {{x}}'s device, {device}"
+            raise DeviceError(ROLES[slot], rule, view.device, names)
+    return device
 
 
 def _outline(
