@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import add, and_, is_, le
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -89,7 +89,7 @@ class Known:
         launch = _launcher(plan)
         wanted = list(zip(slots, results, strict=True))
         if out is None:
-            recipes = [(slot, *_recipe(one, arrays)) if one else None for slot, one in wanted]
+            recipes = [_recipe(slot, one, arrays) if one else None for slot, one in wanted]
             self.call = _into_new(launch, recipes, len(arrays))
             self._write(plan, arrays, [recipe and _made(recipe, arrays) for recipe in recipes])
         elif any(one is not None and one.requires_grad for one in out):
@@ -97,7 +97,7 @@ class Known:
         else:
             given = Given(_apart(plan.spec), torch._C._increment_version)
             self.call = _into_given(plan, launch, given)
-            alone = [(slot,) if one else None for slot, one in wanted]
+            alone = [Result(slot) if one else None for slot, one in wanted]
             self._write(plan, arrays, alone, given)
 
     def _write(
@@ -129,7 +129,7 @@ _Launch = Callable[[list[int | None], torch.Tensor], None]
 
 def _into_new(
     launch: _Launch,
-    recipes: Sequence[tuple[Any, ...] | None],
+    recipes: Sequence["_Recipe | None"],
     operands: int,
 ) -> Callable[..., tuple[Any, ...] | None]:
     """A call as a function of its operands, for plain tensors laid out as those of the recipes."""
@@ -290,7 +290,19 @@ def _plain_empty(
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
-def _made(recipe: tuple[Any, ...], arrays: Sequence[Any]) -> Result:
+class _Recipe(NamedTuple):
+    """How to make a result."""
+
+    slot: int
+    source: int  # an operand to ask
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype | None  # None: the operand's own, which needs no mention: 0.2 us less
+    huge: bool  # whether it asks for huge pages
+    large: tuple[torch.dtype, int] | None  # what `in_kept` needs besides, if it is for that
+
+
+def _made(recipe: _Recipe, arrays: Sequence[Any]) -> Result:
     """How a written call makes a result.
 
     A large one on the host has a function of its own, or the bytes that ask for huge pages.
@@ -298,23 +310,17 @@ def _made(recipe: tuple[Any, ...], arrays: Sequence[Any]) -> Result:
     slot, source, shape, strides, dtype, huge, large = recipe
     kind = dtype or arrays[source].dtype
     if large:
-        return slot, shape, strides, kind, partial(in_kept, shape, strides, *large)
-    if huge and arrays[1].is_cpu:
-        return slot, shape, strides, kind, None, math.prod(shape) * kind.itemsize
-    return slot, shape, strides, kind
+        return Result(slot, shape, strides, kind, partial(in_kept, shape, strides, *large))
+    nbytes = math.prod(shape) * kind.itemsize if huge and arrays[1].is_cpu else 0
+    return Result(slot, shape, strides, kind, huge=nbytes)
 
 
-def _recipe(tensor: TensorSpec, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """How to make a result: an operand to ask, shape, strides, type, whether pages are huge.
-
-    Last what `in_kept` needs besides, if it is for that.
-
-    An operand of the result's own type needs no mention of it: 0.2 us less.
-    """
+def _recipe(slot: int, tensor: TensorSpec, arrays: Sequence[Any]) -> _Recipe:
+    """How to make a result like this."""
     dtype = TYPES[tensor.dtype]
-    same = [slot for slot, one in enumerate(arrays) if one is not None and one.dtype == dtype]
+    same = [at for at, one in enumerate(arrays) if one is not None and one.dtype == dtype]
     source, named = (same[0], None) if same else (1, dtype)
     nbytes = tensor.size * dtype.itemsize
     large = (dtype, nbytes) if arrays[1].is_cpu and nbytes >= kept.LEAST else None
     huge = nbytes >= hostmem.HUGE and large is None
-    return source, tensor.shape, tensor.strides, named, huge, large
+    return _Recipe(slot, source, tensor.shape, tensor.strides, named, huge, large)

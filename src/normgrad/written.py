@@ -10,10 +10,16 @@ from typing import Any, NamedTuple
 from normgrad.hostmem import ask_huge_pages
 from normgrad.spec import ROLES
 
-# A tensor to be made: its slot, shape, strides and type; then, if it is made in another way, the
-# function that does, or None and how many bytes are to be on huge pages. Of one that the caller
-# gives the slot alone.
-Result = tuple[Any, ...]
+
+class Result(NamedTuple):
+    """A tensor to be made; of one that the caller gives, the slot alone."""
+
+    slot: int
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    dtype: Any = None
+    make: Callable[[], Any] | None = None  # in a way of its own
+    huge: int = 0  # bytes that are to be on huge pages
 
 
 class Roads(NamedTuple):
@@ -53,7 +59,7 @@ class Source:
         self.lines = [f"{', '.join(f'a{slot}' for slot in range(len(operands)))}, = arrays"]
         self.lines += [f"p{slot} = a{slot}.data_ptr()" for slot in sorted(self.slots)]
         self._results = [one for one in results if one is not None]
-        answer = ", ".join("None" if one is None else f"r{one[0]}" for one in results)
+        answer = ", ".join("None" if one is None else f"r{one.slot}" for one in results)
         self.ending = [f"return ({answer},)"]
         self._given = given is not None
         if given is not None:
@@ -69,17 +75,17 @@ class Source:
         if self._given:
             return
         names = self.names
-        for slot, shape, strides, dtype, *own in self._results:
+        for slot, shape, strides, dtype, make, huge in self._results:
             self.slots.add(slot)
-            if own and own[0]:
-                names[f"make{slot}"] = own[0]
+            if make:
+                names[f"make{slot}"] = make
                 self.lines += [f"r{slot} = make{slot}()", f"p{slot} = r{slot}.data_ptr()"]
                 continue
             names |= {f"shape{slot}": shape, f"strides{slot}": strides, f"dtype{slot}": dtype}
             self.lines.append(f"r{slot} = empty(shape{slot}, strides{slot}, dtype{slot})")
             self.lines.append(f"p{slot} = r{slot}.data_ptr()")
-            if own:
-                self.lines.append(f"ask_huge_pages(p{slot}, {own[1]})")
+            if huge:
+                self.lines.append(f"ask_huge_pages(p{slot}, {huge})")
 
     def _take(self, results: Sequence[Result | None], given: Given) -> None:
         """Results from ``out``. What was apart at the addresses of the last call still is.
@@ -87,9 +93,9 @@ class Source:
         Whichever thread set ``last``, and between which lines: all of it was found apart.
         """
         self.names |= {**given._asdict(), "last": None}
-        slots = [one[0] for one in self._results]
+        slots = [one.slot for one in self._results]
         self.slots |= set(slots)
-        taken = ", ".join("_" if one is None else f"r{one[0]}" for one in results)
+        taken = ", ".join("_" if one is None else f"r{one.slot}" for one in results)
         here = ", ".join(f"p{slot}" for slot in sorted(self.slots))
         self.lines += ["global last", f"{taken}, = out"]
         self.lines += [f"p{slot} = r{slot}.data_ptr()" for slot in slots]

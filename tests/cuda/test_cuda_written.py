@@ -11,7 +11,7 @@ from normgrad.backends.cuda import launch, mail, written
 from normgrad.backends.cuda.program import SLOTS, Fill
 from normgrad.cli.plan import program_of, spec_of
 from normgrad.spec import RESULTS, ROLES, Op
-from normgrad.written import Given, Roads, Source
+from normgrad.written import Given, Result, Roads, Source
 
 REQUESTS = (
     ("batch_norm", "64x256x56x56", "bfloat16"),
@@ -65,10 +65,10 @@ def written_call(program, op, posts, general, stream=0, current=0, given=None):
     """The call, which operands it has, where its results belong."""
     steps = program.prepared[0, True, launch.has_mail(program)]
     slots = [ROLES.index(role) for role in RESULTS[op]]
-    results = [(slot, (slot, 3), (3, 1), f"type {slot}") for slot in slots]
-    asked = [result[1:] for result in results]
+    results = [Result(slot, (slot, 3), (3, 1), f"type {slot}") for slot in slots]
+    asked = [(one.shape, one.strides, one.dtype) for one in results]
     if given is not None:
-        results, asked = [(slot,) for slot in slots], []
+        results, asked = [Result(slot) for slot in slots], []
 
     def empty(*wanted):
         asked.remove(wanted)
