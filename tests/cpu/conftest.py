@@ -33,3 +33,14 @@ def python():
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def stay_in_bounds(python):
+    """Judges cases without the compiler: see `in_bounds.check`."""
+
+    def run(*arguments, **options):
+        code = f"import in_bounds; in_bounds.check(*{arguments!r}, **{options!r})"
+        assert python("-c", code, NUMBA_DISABLE_JIT="1").strip() == "done"
+
+    return run

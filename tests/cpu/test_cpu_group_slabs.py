@@ -37,63 +37,28 @@ def test_slabs_of_group_norm(shape, dtype):
     assert phases[0].split()[0] == SHAPES[shape]
 
 
-# Units so small that small data have several, without the compiler: bounds are checked.
-UNITS = """
-from normgrad import verify
-from normgrad.backends.cpu import sizes
-from normgrad.plan import make_plan
-from normgrad.spec import Op
-
-sizes.TASK_ELEMENTS, sizes.NEAR_SLAB = 64, 0
-for shape in ((2, 10, 3, 7), (1, 9, 5, 4), (1, 3, 70, 2), (2, 5, 1, 33), (8, 6, 10, 7)):
-    for dtype in ("float32", "bfloat16"):
-        case = verify.Case(id="units", op=Op.GROUP_NORM, shape=shape, num_groups=1)
-        problem = verify.make_problem(case, dtype, 0)
-        for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):
-            assert measured.ok, (shape, dtype, measured)
-        assert make_plan(problem.spec, "cpu").config.phases[0].startswith("units_in")
-print("done")
-"""
+def test_units_stay_in_bounds(stay_in_bounds):
+    """Units so small that small data have several."""
+    shapes = ((2, 10, 3, 7), (1, 9, 5, 4), (1, 3, 70, 2), (2, 5, 1, 33), (8, 6, 10, 7))
+    cases = [("group_norm", {"shape": shape, "num_groups": 1}) for shape in shapes]
+    stay_in_bounds({"TASK_ELEMENTS": 64, "NEAR_SLAB": 0}, "units_in", cases)
 
 
-def test_units_stay_in_bounds(python):
-    assert python("-c", UNITS, NUMBA_DISABLE_JIT="1").strip() == "done"
-
-
-# Tiny channels as rows of layer norm, without the compiler: blocks of rows, of which the last is
-# not full; instance norm; one pixel, with vectors of columns and fewer; gaps between samples.
-ROWS = """
-from normgrad import verify
-from normgrad.backends.cpu import sizes
-from normgrad.plan import make_plan
-from normgrad.spec import Op
-
-sizes.BLOCK_ROWS = 8
-everything, sums, gradient = (True, True, True), (False, True, True), (True, False, False)
-bias = (False, False, True)
-PLANS = (
-    ((21, 8, 3, 3), 2, everything), ((4, 6, 7, 5), 6, everything), ((5, 4, 2, 4), 2, sums),
-    ((9, 4, 3, 3), 2, gradient), ((6, 4, 3, 3), 1, bias), ((19, 40), 2, everything),
-    ((2, 12), 4, everything), ((11, 6), 6, sums), ((7, 35), 5, gradient), ((1, 10), 2, bias),
-)
-for shape, groups, mask in PLANS:
-    for dtype in ("float32", "bfloat16", "float64"):
-        for weight in (True, False):
-            case = verify.Case(
-                id="rows", op=Op.GROUP_NORM, shape=shape, num_groups=groups, mask=mask,
-                weight=weight,
-            )
-            problem = verify.make_problem(case, dtype, 0)
-            for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):
-                assert measured.ok, (shape, groups, mask, dtype, measured)
-            phases = make_plan(problem.spec, "cpu").config.phases
-            assert any(phase.startswith("rows") for phase in phases), (shape, phases)
-print("done")
-"""
-
-
-def test_groups_as_rows_stay_in_bounds(python):
-    assert python("-c", ROWS, NUMBA_DISABLE_JIT="1").strip() == "done"
+def test_groups_as_rows_stay_in_bounds(stay_in_bounds):
+    """Blocks of rows, of which the last is not full; instance norm; one pixel; gaps."""
+    everything, sums, gradient = (True, True, True), (False, True, True), (True, False, False)
+    bias = (False, False, True)
+    plans = (
+        ((21, 8, 3, 3), 2, everything), ((4, 6, 7, 5), 6, everything), ((5, 4, 2, 4), 2, sums),
+        ((9, 4, 3, 3), 2, gradient), ((6, 4, 3, 3), 1, bias), ((19, 40), 2, everything),
+        ((2, 12), 4, everything), ((11, 6), 6, sums), ((7, 35), 5, gradient), ((1, 10), 2, bias),
+    )  # fmt: skip
+    cases = [
+        ("group_norm", {"shape": shape, "num_groups": groups, "mask": mask, "weight": weight})
+        for shape, groups, mask in plans
+        for weight in (True, False)
+    ]
+    stay_in_bounds({"BLOCK_ROWS": 8}, "rows", cases, first=False)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)

@@ -60,24 +60,8 @@ def test_rows_with_gaps_and_results_with_strides():
     assert np.isnan(room[1]).all()
 
 
-# Strips so narrow that small data have several, without the compiler: bounds are checked.
-NARROW = """
-from normgrad import verify
-from normgrad.backends.cpu import sizes
-from normgrad.plan import make_plan
-from normgrad.spec import Op
-
-sizes.ROW_STRIP = 48
-for shape in ((8, 96), (9, 131), (14, 200)):
-    for dtype in ("float32", "bfloat16"):
-        case = verify.Case(id="n", op=Op.LAYER_NORM, shape=shape, mask=(False, True, True))
-        problem = verify.make_problem(case, dtype, 0)
-        for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):
-            assert measured.ok, (shape, dtype, measured)
-        assert make_plan(problem.spec, "cpu").config.phases[0].startswith("row_strips")
-print("done")
-"""
-
-
-def test_strips_stay_in_bounds(python):
-    assert python("-c", NARROW, NUMBA_DISABLE_JIT="1").strip() == "done"
+def test_strips_stay_in_bounds(stay_in_bounds):
+    """Strips so narrow that small data have several."""
+    shapes, mask = ((8, 96), (9, 131), (14, 200)), (False, True, True)
+    cases = [("layer_norm", {"shape": shape, "mask": mask}) for shape in shapes]
+    stay_in_bounds({"ROW_STRIP": 48}, "row_strips", cases)

@@ -42,6 +42,10 @@ def test_plan_takes_every_option(capsys):
         ("--op layer_norm --shape 4x5 --inference", "--inference must be left out with --op"),
         ("--op layer_norm --shape 4x5 --mask 11", "--mask must have a bit for each of dx"),
         ("--op layer_norm --shape 4x5 --mask 000", "--mask must be bits with at least one 1"),
+        ("--op layer_norm --shape 2599017241x1", "to 2147483647 statistics, there are 2599017241"),
+        ("--op layer_norm --shape 1x2147483648", "to 2130706431 parameters, there are 2147483648"),
+        ("--op group_norm --shape 67108864x32", "to 2147483647 statistics, there are 2147483648"),
+        ("--op batch_norm --shape 2x2147483648", "to 2147483647 statistics, there are 2147483648"),
     ],
 )
 def test_plan_says_what_is_wrong(words, message, capsys):
@@ -57,17 +61,3 @@ assert cli.main("plan --op batch_norm --shape 64x256x56x56 --device h200".split(
 assert not {"torch", "triton", "numba"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("words", "count"),
-    [
-        ("--op layer_norm --shape 2599017241x1", "2147483647 statistics, there are 2599017241"),
-        ("--op layer_norm --shape 1x2147483648", "2130706431 parameters, there are 2147483648"),
-        ("--op group_norm --shape 67108864x32", "2147483647 statistics, there are 2147483648"),
-        ("--op batch_norm --shape 2x2147483648", "2147483647 statistics, there are 2147483648"),
-    ],
-)
-def test_more_than_32_bits_count_is_refused(words, count, capsys):
-    assert cli.main(["plan", *words.split(), "--device", "h200"]) == 2
-    assert f"cuda: it takes up to {count}" in capsys.readouterr().err

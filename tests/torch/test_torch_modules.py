@@ -1,15 +1,12 @@
 """Our modules against ``torch.nn``'s in float64, over options, types and memory layouts."""
 
-import copy
 import inspect
-import io
 import itertools
 
 import pytest
 import torch
 from closeness import assert_near, off_centre
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import normgrad.torch as ours
 from normgrad.torch import statistics
@@ -346,72 +343,6 @@ def test_more_axes_than_the_core_takes(name, args):
         assert_near(one.grad, other.grad)
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_running_statistics_under_a_checkpoint_are_torchs(momentum):
-    """Its second forward pass counts too, and ends with the operator."""
-    modules = [where.BatchNorm1d(2, momentum=momentum) for where in (ours, nn)]
-    for step in range(3):
-        x = torch.randn(4, 2) + step
-        for module in modules:
-            y = checkpoint(module, x.clone().requires_grad_(), use_reentrant=False)
-            y.square().sum().backward()
-    mine, theirs = modules
-    assert mine.num_batches_tracked == theirs.num_batches_tracked
-    for name in ("running_mean", "running_var"):
-        assert_near(getattr(mine, name), getattr(theirs, name).double(), torch.float32)
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.filterwarnings("ignore:input's size at dim=1")  # torch's, before it raises
-def test_buffers_of_another_number_of_channels_are_refused_and_left_alone(channels, training):
-    for where in (ours, nn):
-        module = where.InstanceNorm1d(4, track_running_stats=True).train(training)
-        with pytest.raises(RuntimeError, match="running_mean should contain"):
-            module(torch.randn(2, channels, 5))
-        assert torch.equal(module.running_mean, torch.zeros(4))
-        assert torch.equal(module.running_var, torch.ones(4))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["BatchNorm1d", "InstanceNorm1d", "SyncBatchNorm"])
-def test_a_training_step_between_an_inference_and_its_backward(name, dtype):
-    """Torch's batch norm then reads the new buffers, its instance norm copies of the old."""
-    x = torch.randn(3, 4, 5).to(dtype)
-    grads = []
-    for where in (ours, nn):
-        module = getattr(where, name)(4, track_running_stats=True, momentum=0.5).to(dtype)
-        leaf = x.clone().requires_grad_()
-        y = module.eval()(leaf)
-        module.train()(10 * x)
-        y.float().square().sum().backward()
-        grads.append(leaf.grad)
-    assert_near(grads[0], grads[1].double())
-
-
-def test_inference_mode_with_16_bit_buffers():
-    module, twin = (where.BatchNorm1d(4).bfloat16() for where in (ours, nn))
-    x = torch.randn(3, 4).bfloat16()
-    with torch.inference_mode():
-        assert_near(module(x), twin(x).double())
-        module = ours.BatchNorm1d(4).bfloat16()
-        module(x)
-    assert_near(module.running_mean, twin.running_mean.double())
-
-
-def test_an_exported_instance_norm_is_saved_and_updates_its_buffers():
-    module = ours.InstanceNorm1d(4, affine=True, track_running_stats=True)
-    x = torch.randn(3, 4, 5)
-    program = torch.export.export(module, (x,))
-    assert all(node.op != "get_attr" for node in program.graph.nodes)  # a sub-graph
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    loaded = torch.export.load(file).module()
-    torch.testing.assert_close(loaded(x), module(x))
-    torch.testing.assert_close(loaded.running_var, module.running_var)
-
-
 @pytest.mark.parametrize("shape", [(0, 4, 3), (2, 4, 0)])
 def test_second_derivative_of_nothing(shape):
     for module in (ours.GroupNorm(2, 4), ours.BatchNorm1d(4), ours.LayerNorm(shape[-1])):
@@ -437,82 +368,3 @@ def test_second_derivative_as_torchs():
         (ours.LayerNorm(5), nn.LayerNorm(5)),
     ):
         assert_near(penalty(mine.double()), penalty(theirs.double()))
-
-
-def _model():
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3),
-        nn.BatchNorm2d(8),
-        nn.GroupNorm(2, 8),
-        nn.InstanceNorm2d(8),
-        nn.Flatten(),
-        nn.LayerNorm(8 * 36),
-        nn.SyncBatchNorm(8 * 36),
-    )
-
-
-def test_convert_and_revert_a_model_in_place():
-    model = _model()
-    twin = copy.deepcopy(model)
-    before = [type(module) for module in model.modules()]
-    seen = []
-    model[1].register_forward_hook(lambda *_: seen.append(1))
-    parameters = list(model.parameters())
-    assert ours.convert(model) is model
-    assert [type(model[place]) for place in (1, 2, 3, 5, 6)] == [
-        ours.BatchNorm2d,
-        ours.GroupNorm,
-        ours.InstanceNorm2d,
-        ours.LayerNorm,
-        ours.SyncBatchNorm,
-    ]
-    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
-    x = torch.randn(4, 3, 8, 8)
-    assert_near(model(x), twin(x).double(), torch.float32)
-    assert seen == [1]
-    assert [type(module) for module in ours.revert(model).modules()] == before
-
-
-def test_a_converted_model_is_traced_symbolically():
-    model = ours.convert(_model())
-    twin = copy.deepcopy(model)
-    traced = torch.fx.symbolic_trace(model)
-    for training in (True, False):
-        x = torch.randn(4, 3, 8, 8)
-        torch.testing.assert_close(traced.train(training)(x), twin.train(training)(x))
-    for one, other in zip(model.buffers(), twin.buffers(), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_convert_leaves_subclasses_alone():
-    class Special(nn.LayerNorm):
-        pass
-
-    model = nn.Sequential(Special(4))
-    assert type(ours.convert(model)[0]) is Special
-
-
-def test_convert_sync_batchnorm():
-    model = nn.Sequential(nn.Linear(4, 4), ours.BatchNorm1d(4), nn.BatchNorm1d(4), nn.LayerNorm(4))
-    weight = model[2].weight
-    assert ours.convert_sync_batchnorm(model) is model
-    assert [type(one) for one in model][1:3] == [ours.SyncBatchNorm] * 2
-    assert model[2].weight is weight
-    assert type(model[3]) is nn.LayerNorm
-    model(torch.randn(5, 4)).sum().backward()
-
-
-def test_convert_sync_batchnorm_passes_the_process_group_on():
-    group = object()
-    model = nn.Sequential(ours.BatchNorm1d(4), nn.Sequential(nn.BatchNorm2d(4)))
-    ours.convert_sync_batchnorm(model, group)
-    assert [one.process_group for one in (model[0], model[1][0])] == [group, group]
-
-
-def test_convert_sync_batchnorm_of_a_lazy_one():
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.LazyBatchNorm1d())
-    with pytest.raises(ValueError, match="a LazyBatchNorm1d that has seen no data"):
-        ours.convert_sync_batchnorm(model)
-    assert type(model[0]) is nn.BatchNorm1d
-    model(torch.randn(3, 4))
-    assert type(ours.convert_sync_batchnorm(model)[1]) is ours.SyncBatchNorm

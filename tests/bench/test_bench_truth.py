@@ -1,0 +1,112 @@
+"""What the bench measures, and whose result is right by it."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from normgrad.bench import problems, session, suites, timing, truth  # noqa: E402
+from normgrad.bench.suites import Workload  # noqa: E402
+from normgrad.spec import RESULTS, Op  # noqa: E402
+
+
+def test_suites_hold_the_tables():
+    cpu = {(one.case.op, one.case.id) for one in suites.suite("all", "cpu")}
+    assert (Op.BATCH_NORM, "20x6x65536") in cpu
+    assert (Op.LAYER_NORM, "64x3x32x32") in cpu
+    assert (Op.BATCH_NORM_ELEMT, "8x256x56x56") in cpu
+    gpu = {(one.case.op, one.case.id, one.dtype) for one in suites.suite("all", "cuda:0")}
+    assert (Op.GROUP_NORM, "1x128x1024x1024", "bfloat16") in gpu
+    assert (Op.BATCH_NORM, "256x64x112x112", "float32") in gpu
+    for name in suites.SUITES:
+        rows = suites.suite(name, "cpu")
+        assert len(rows) == len({one.name for one in rows})
+
+
+@pytest.mark.parametrize(
+    ("op", "mask", "streams"),
+    [
+        (Op.BATCH_NORM, "111", 3),
+        (Op.BATCH_NORM, "011", 2),
+        (Op.BATCH_NORM, "001", 1),
+        (Op.LAYER_NORM, "100", 3),
+        (Op.BATCH_NORM_ELEMT, "1", 3),
+        (Op.BATCH_NORM_REDUCE, "1111", 2),
+    ],
+)
+def test_the_floor_counts_what_must_move(op, mask, streams):
+    (one,) = suites.masked(suites.rows(op, "4x8x6", ["float32"]), mask)
+    assert one.streams == streams
+    assert one.data_bytes == 4 * 8 * 6 * 4
+
+
+SHAPES = {
+    Op.BATCH_NORM: "6x10x5x7",
+    Op.BATCH_NORM_REDUCE: "6x10x5x7",
+    Op.BATCH_NORM_ELEMT: "6x10x5x7",
+    Op.LAYER_NORM: "70x33",
+    Op.GROUP_NORM: "3x12x5x7",
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("layout", suites.LAYOUTS)
+@pytest.mark.parametrize("op", list(Op))
+def test_the_sliced_truth_is_the_whole_truth(op, layout, dtype, monkeypatch):
+    """Slices of a few elements give what one slice gives, and the reference is right by it."""
+    from normgrad.verify import call
+
+    for one in suites.rows(op, SHAPES[op], [dtype], [layout], groups=4):
+        problem = problems.make(one, "cpu")
+        whole = truth.truth(problem)
+        monkeypatch.setitem(truth._SLICE, "cpu", 64)
+        parts = truth.truth(problem)
+        out = problem.poisoned()
+        call(problem.host_problem, problem.operands, out, "reference")
+        named = zip(RESULTS[op], out, strict=True)
+        results = {role: array for role, array in named if array is not None}
+        for role in whole.values:
+            assert torch.allclose(parts.values[role], whole.values[role], rtol=1e-12, atol=1e-12)
+            assert torch.allclose(parts.budgets[role], whole.budgets[role], rtol=1e-9)
+        reason, share = truth.wrong(problem, parts, results, 1.0)
+        assert reason is None
+        assert share <= 1
+        for role, array in results.items():
+            bent = {**results, role: array * 1.02 + 0.5}
+            assert role in truth.wrong(problem, parts, bent, 1.0)[0]
+
+
+def test_a_result_in_16_bits_may_be_rounded_to_them():
+    """A peer's parameter gradients come in the data's type where ours are float32."""
+    (one,) = suites.rows(Op.LAYER_NORM, "70x33", ["bfloat16"])
+    problem = problems.make(one, "cpu")
+    assert problem.result_dtypes["dgamma"] == "float32"
+    known = truth.truth(problem)
+    rounded = {role: want.to(torch.bfloat16) for role, want in known.values.items()}
+    reason, share = truth.wrong(problem, known, rounded, 1.0)
+    assert reason is None
+    assert share <= 1
+    bent = rounded | {"dgamma": rounded["dgamma"] * 1.02}
+    assert "dgamma" in truth.wrong(problem, known, bent, 1.0)[0]
+
+
+def test_a_missing_result_is_wrong():
+    (one,) = suites.rows(Op.LAYER_NORM, "4x8", ["float32"])
+    problem = problems.make(one, "cpu")
+    reason, share = truth.wrong(problem, truth.truth(problem), {}, 16.0)
+    assert reason is not None
+    assert share == float("inf")
+
+
+def test_medians_and_spreads():
+    found = timing.summary([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert found.median_ms == 3.0
+    assert found.best_ms == 1.0
+    assert found.runs == 5
+    assert found.spread > 0
+
+
+def test_tiny_workloads_are_valid_for_every_operator():
+    for one in suites.suite("quick", "cpu"):
+        tiny = session._tiny(one)
+        assert isinstance(tiny, Workload)
+        assert problems.make(tiny, "cpu").spec.wanted

@@ -1,0 +1,77 @@
+"""Running statistics of our modules: under checkpoints, between modes, in exports."""
+
+import io
+
+import pytest
+import torch
+from closeness import assert_near
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import normgrad.torch as ours
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_under_a_checkpoint_are_torchs(momentum):
+    """Its second forward pass counts too, and ends with the operator."""
+    modules = [where.BatchNorm1d(2, momentum=momentum) for where in (ours, nn)]
+    for step in range(3):
+        x = torch.randn(4, 2) + step
+        for module in modules:
+            y = checkpoint(module, x.clone().requires_grad_(), use_reentrant=False)
+            y.square().sum().backward()
+    mine, theirs = modules
+    assert mine.num_batches_tracked == theirs.num_batches_tracked
+    for name in ("running_mean", "running_var"):
+        assert_near(getattr(mine, name), getattr(theirs, name).double(), torch.float32)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.filterwarnings("ignore:input's size at dim=1")  # torch's, before it raises
+def test_buffers_of_another_number_of_channels_are_refused_and_left_alone(channels, training):
+    for where in (ours, nn):
+        module = where.InstanceNorm1d(4, track_running_stats=True).train(training)
+        with pytest.raises(RuntimeError, match="running_mean should contain"):
+            module(torch.randn(2, channels, 5))
+        assert torch.equal(module.running_mean, torch.zeros(4))
+        assert torch.equal(module.running_var, torch.ones(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["BatchNorm1d", "InstanceNorm1d", "SyncBatchNorm"])
+def test_a_training_step_between_an_inference_and_its_backward(name, dtype):
+    """Torch's batch norm then reads the new buffers, its instance norm copies of the old."""
+    x = torch.randn(3, 4, 5).to(dtype)
+    grads = []
+    for where in (ours, nn):
+        module = getattr(where, name)(4, track_running_stats=True, momentum=0.5).to(dtype)
+        leaf = x.clone().requires_grad_()
+        y = module.eval()(leaf)
+        module.train()(10 * x)
+        y.float().square().sum().backward()
+        grads.append(leaf.grad)
+    assert_near(grads[0], grads[1].double())
+
+
+def test_inference_mode_with_16_bit_buffers():
+    module, twin = (where.BatchNorm1d(4).bfloat16() for where in (ours, nn))
+    x = torch.randn(3, 4).bfloat16()
+    with torch.inference_mode():
+        assert_near(module(x), twin(x).double())
+        module = ours.BatchNorm1d(4).bfloat16()
+        module(x)
+    assert_near(module.running_mean, twin.running_mean.double())
+
+
+def test_an_exported_instance_norm_is_saved_and_updates_its_buffers():
+    module = ours.InstanceNorm1d(4, affine=True, track_running_stats=True)
+    x = torch.randn(3, 4, 5)
+    program = torch.export.export(module, (x,))
+    assert all(node.op != "get_attr" for node in program.graph.nodes)  # a sub-graph
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    torch.testing.assert_close(loaded(x), module(x))
+    torch.testing.assert_close(loaded.running_var, module.running_var)

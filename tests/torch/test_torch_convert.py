@@ -1,0 +1,89 @@
+"""Models whose modules become ours, and torch's again."""
+
+import copy
+
+import pytest
+import torch
+from closeness import assert_near
+from torch import nn
+
+import normgrad.torch as ours
+
+
+def _model():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.GroupNorm(2, 8),
+        nn.InstanceNorm2d(8),
+        nn.Flatten(),
+        nn.LayerNorm(8 * 36),
+        nn.SyncBatchNorm(8 * 36),
+    )
+
+
+def test_convert_and_revert_a_model_in_place():
+    model = _model()
+    twin = copy.deepcopy(model)
+    before = [type(module) for module in model.modules()]
+    seen = []
+    model[1].register_forward_hook(lambda *_: seen.append(1))
+    parameters = list(model.parameters())
+    assert ours.convert(model) is model
+    assert [type(model[place]) for place in (1, 2, 3, 5, 6)] == [
+        ours.BatchNorm2d,
+        ours.GroupNorm,
+        ours.InstanceNorm2d,
+        ours.LayerNorm,
+        ours.SyncBatchNorm,
+    ]
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    x = torch.randn(4, 3, 8, 8)
+    assert_near(model(x), twin(x).double(), torch.float32)
+    assert seen == [1]
+    assert [type(module) for module in ours.revert(model).modules()] == before
+
+
+def test_a_converted_model_is_traced_symbolically():
+    model = ours.convert(_model())
+    twin = copy.deepcopy(model)
+    traced = torch.fx.symbolic_trace(model)
+    for training in (True, False):
+        x = torch.randn(4, 3, 8, 8)
+        torch.testing.assert_close(traced.train(training)(x), twin.train(training)(x))
+    for one, other in zip(model.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_convert_leaves_subclasses_alone():
+    class Special(nn.LayerNorm):
+        pass
+
+    model = nn.Sequential(Special(4))
+    assert type(ours.convert(model)[0]) is Special
+
+
+def test_convert_sync_batchnorm():
+    model = nn.Sequential(nn.Linear(4, 4), ours.BatchNorm1d(4), nn.BatchNorm1d(4), nn.LayerNorm(4))
+    weight = model[2].weight
+    assert ours.convert_sync_batchnorm(model) is model
+    assert [type(one) for one in model][1:3] == [ours.SyncBatchNorm] * 2
+    assert model[2].weight is weight
+    assert type(model[3]) is nn.LayerNorm
+    model(torch.randn(5, 4)).sum().backward()
+
+
+def test_convert_sync_batchnorm_passes_the_process_group_on():
+    group = object()
+    model = nn.Sequential(ours.BatchNorm1d(4), nn.Sequential(nn.BatchNorm2d(4)))
+    ours.convert_sync_batchnorm(model, group)
+    assert [one.process_group for one in (model[0], model[1][0])] == [group, group]
+
+
+def test_convert_sync_batchnorm_of_a_lazy_one():
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match="a LazyBatchNorm1d that has seen no data"):
+        ours.convert_sync_batchnorm(model)
+    assert type(model[0]) is nn.BatchNorm1d
+    model(torch.randn(3, 4))
+    assert type(ours.convert_sync_batchnorm(model)[1]) is ours.SyncBatchNorm
