@@ -139,3 +139,7 @@ def test_without_a_finite_budget_nothing_passes():
 
 def test_nothing_to_compare_is_right():
     assert judged(np.empty((0, 3)), np.empty((0, 3))).ok
+
+
+def test_all_cases_are_selected_by_default():
+    assert verify.select() == verify.select(None) == verify.CASES

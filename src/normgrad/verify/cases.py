@@ -240,7 +240,7 @@ def _masks(length: int) -> Iterator[tuple[bool, ...]]:
 CASES: Final[tuple[Case, ...]] = (*_batch(), *_reduce(), *_elemt(), *_layer(), *_group())
 
 
-def select(op: str | None, case_id: str | None = None) -> tuple[Case, ...]:
+def select(op: str | None = None, case_id: str | None = None) -> tuple[Case, ...]:
     """The cases of one operator, or of one id, or all."""
     return tuple(
         case for case in CASES if (op is None or case.op == op) and case_id in (None, case.id)
