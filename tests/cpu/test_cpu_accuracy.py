@@ -11,11 +11,12 @@ from normgrad.verify import Case, expected, make_problem, run_backend
 TERMS = 10_000_000
 
 
-def _long_sums(shape, op):
-    rng = np.random.default_rng(4)
+def _long_sums(shape, op, seed):
+    rng = np.random.default_rng(seed)
     x = (100 + 3 * rng.standard_normal(shape, np.float32)).astype(np.float32)
     dy = rng.standard_normal(shape, np.float32) + np.float32(0.25)
-    mean = np.float32([100.1])
+    # The data's own: then terms cancel, and add up to a few thousandths of their sizes at most.
+    mean = np.float32([x.mean(dtype=np.float64)])
     rstd = np.float32([1 / 3])
     truth_dy = dy.astype(np.float64).sum()
     truth = (dy.astype(np.float64) * (x.astype(np.float64) - np.float64(mean[0]))).sum()
@@ -45,10 +46,11 @@ def _long_sums(shape, op):
         pytest.param((TERMS, 1), Op.LAYER_NORM, id="rows"),
     ],
 )
-def test_ten_million_terms_stay_within_four_units(shape, op):
-    for got, truth in _long_sums(shape, op):
+@pytest.mark.parametrize("seed", [1, 3])  # in float32 alone up to 31 and 5.6 units off
+def test_ten_million_terms_stay_within_a_unit(shape, op, seed):
+    for got, truth in _long_sums(shape, op, seed):
         unit = np.spacing(np.float32(abs(truth)))
-        assert abs(np.float64(got[0]) - truth) <= 4 * unit
+        assert abs(np.float64(got[0]) - truth) <= 0.51 * unit
 
 
 CASES = [

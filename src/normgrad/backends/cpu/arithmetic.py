@@ -22,7 +22,7 @@ class FormatType(types.Type):
 
     def __init__(self, fmt: Format) -> None:
         self.fmt = fmt
-        super().__init__(name=f"Format({fmt.name})")
+        super().__init__(name=f"Format({fmt.name}, {'float64' if fmt.wide else 'float32'})")
 
 
 class LanesType(types.Type):
@@ -91,6 +91,16 @@ def size_of(typingctx, fmt):
         return I64(fmt.fmt.itemsize)
 
     return types.int64(fmt), codegen
+
+
+@intrinsic
+def fills_line(typingctx, fmt):
+    """Whether a stored vector of this format is a cache line, not half of one."""
+
+    def codegen(context, builder, signature, arguments):
+        return ir.Constant(ir.IntType(1), int(fmt.fmt.fills_line))
+
+    return types.boolean(fmt), codegen
 
 
 @intrinsic

@@ -66,6 +66,11 @@ def size_of(fmt: Format) -> int:
     return fmt.itemsize
 
 
+def fills_line(fmt: Format) -> bool:
+    """As in `arithmetic`."""
+    return fmt.fills_line
+
+
 def load(fmt: Format, address: int) -> Any:
     """As in `lowering`."""
     return load_part(fmt, address, fmt.lanes)

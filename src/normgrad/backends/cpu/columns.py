@@ -2,6 +2,7 @@
 
 from normgrad.backends.cpu import jit
 from normgrad.backends.cpu.vector import (
+    fills_line,
     fma,
     lanes,
     load,
@@ -22,7 +23,7 @@ AHEAD = 4096
 def ask_pair(fmt, address):
     """Ask for the lines of two vectors."""
     prefetch(address)
-    if size_of(fmt) > 2:
+    if fills_line(fmt):
         prefetch(address + 64)
 
 

@@ -105,6 +105,8 @@ def widened(builder, fmt, stored):
         whole = like(stored.type, I32)
         shifted = builder.shl(builder.zext(stored, whole), const(whole, 16))
         return builder.bitcast(shifted, like(stored.type, F32))
+    if fmt.name == "float32" and fmt.wide:
+        return builder.fpext(stored, like(stored.type, F64))
     return stored
 
 
@@ -114,6 +116,8 @@ def narrowed(builder, fmt, values):
         if _HAS_HALF:
             return builder.fptrunc(values, like(values.type, F16))
         return _half_narrowed(builder, values)
+    if fmt.name == "float32" and fmt.wide:
+        return builder.fptrunc(values, like(values.type, F32))
     if fmt.name != "bfloat16":
         return values
     if _HAS_BF16 and isinstance(values.type, ir.VectorType):
@@ -136,14 +140,15 @@ def _interleaved(builder, values):
 
 
 def joined(builder, fmt, first, second, apart):
-    """Two vectors of a 16-bit format as one line."""
+    """Two vectors that fill half a line each as one."""
     if fmt.name == "bfloat16" and _HAS_BF16:
         kind = ir.FunctionType(ir.VectorType(I16, 32), [first.type] * 2)
         text = "vcvtne2ps2bf16 $1, $2, $0"
         both = builder.asm(kind, text, "=v,v,v", [first, second], False)
     else:
         one, other = (narrowed(builder, fmt, values) for values in (first, second))
-        order = ir.Constant(ir.VectorType(I32, 32), list(range(32)))
+        size = 2 * fmt.lanes
+        order = ir.Constant(ir.VectorType(I32, size), list(range(size)))
         both = builder.shuffle_vector(one, other, order)
     return _interleaved(builder, both) if apart and fmt.name == "bfloat16" else both
 

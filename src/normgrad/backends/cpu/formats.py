@@ -11,17 +11,24 @@ class Format:
     To Numba each instance is a type of its own, so a kernel that takes one is compiled for it.
     """
 
-    name: str
+    name: str  # of the stored type
     code: int  # how parameter blocks spell it
     itemsize: int
     lanes: int  # elements of a compute vector: 64 bytes of the compute type
     wide: bool  # computed in float64
+
+    @property
+    def fills_line(self) -> bool:
+        """Whether a vector of stored elements is a cache line; of the others two are."""
+        return self.lanes * self.itemsize == 64
 
 
 F16: Final = Format("float16", 0, 2, 16, wide=False)
 BF16: Final = Format("bfloat16", 1, 2, 16, wide=False)
 F32: Final = Format("float32", 2, 4, 16, wide=False)
 F64: Final = Format("float64", 3, 8, 8, wide=True)
+# Stored as F32: products of two are exact, and sums have 29 bits to spare.
+F32_WIDE: Final = Format("float32", 2, 4, 8, wide=True)
 
 # Counts, read one at a time only.
 I32: Final = Format("int32", 4, 4, 0, wide=False)
@@ -29,7 +36,8 @@ I64: Final = Format("int64", 5, 8, 0, wide=False)
 # Bits that are only moved.
 I16: Final = Format("int16", 6, 2, 0, wide=False)
 
-FORMATS: Final = {fmt.name: fmt for fmt in (F16, BF16, F32, F64)}
+# By the stored type and whether float64 is computed with.
+FORMATS: Final = {(fmt.name, fmt.wide): fmt for fmt in (F16, BF16, F32, F64, F32_WIDE)}
 
 # Every element type that a parameter block may name.
 CODES: Final = {fmt.name: fmt.code for fmt in (F16, BF16, F32, F64, I32, I64)}

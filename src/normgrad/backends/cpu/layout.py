@@ -25,7 +25,7 @@ def arrange(spec: Spec, geometry: Geometry, compute: str, roles: tuple[str, ...]
     """Read in place what lies in the first tensor's order and type, copy the rest."""
     tensors = {role: tensor for role in roles if (tensor := spec.tensor(role)) is not None}
     types = {tensor.dtype for tensor in tensors.values()}
-    narrow = len(types) == 1 and (compute == "float32" or types == {"float64"})
+    narrow = len(types) == 1 and (compute == "float32" or not types & {"float16", "bfloat16"})
     dtype = types.pop() if narrow else compute
     seen = {
         role: reshaped_strides(tensor, geometry.shape) if tensor.dtype == dtype else None

@@ -57,7 +57,7 @@ def _line(builder, values, address):
 
 
 def _stream(builder, fmt, address, first, second, apart):
-    if fmt.itemsize == 2:
+    if not fmt.fills_line:
         _line(builder, joined(builder, fmt, first, second, apart), address)
     else:
         _line(builder, first, address)
@@ -82,12 +82,13 @@ def stream(typingctx, fmt, address, first, second):
 
 @intrinsic
 def stream_line(typingctx, fmt, address, values):
-    """A vector that fills a line past the cache; one of 16-bit elements fills half: as `store`."""
+    """A vector that fills a line past the cache; one that fills half: as `store`."""
 
     def codegen(context, builder, signature, arguments):
         narrow = narrowed(builder, fmt.fmt, arguments[2])
-        if fmt.fmt.itemsize == 2:
-            builder.store(narrow, pointer(builder, arguments[1], narrow.type), align=2)
+        if not fmt.fmt.fills_line:
+            target = pointer(builder, arguments[1], narrow.type)
+            builder.store(narrow, target, align=fmt.fmt.itemsize)
         else:
             _line(builder, narrow, arguments[1])
         return context.get_dummy_value()
@@ -134,9 +135,10 @@ def store_pair(typingctx, fmt, address, first, second):
 
     def codegen(context, builder, signature, arguments):
         _, address, first, second = arguments
-        if fmt.fmt.itemsize == 2:
+        if not fmt.fmt.fills_line:
             both = joined(builder, fmt.fmt, first, second, apart=True)
-            builder.store(both, pointer(builder, address, both.type), align=2)
+            target = pointer(builder, address, both.type)
+            builder.store(both, target, align=fmt.fmt.itemsize)
         else:
             for index, values in enumerate((first, second)):
                 there = builder.add(address, I64(_LINE * index))
@@ -271,7 +273,7 @@ def write(typingctx, fmt, address, value):
         value = arguments[2]
         if fmt.fmt.itemsize == 2:
             value = narrowed(builder, fmt.fmt, to_odd(builder, value))
-        elif not fmt.fmt.wide:
+        elif fmt.fmt.name == "float32":
             value = builder.fptrunc(value, F32)
         builder.store(value, pointer(builder, arguments[1], value.type))
         return context.get_dummy_value()

@@ -17,7 +17,7 @@ from normgrad.backends.cpu.sizes import ceil_div
 from normgrad.backends.cpu.slabs_plan import channels_first
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
-from normgrad.spec import SLOT, Op, Spec, TensorSpec
+from normgrad.spec import DATA, SLOT, Op, Spec, TensorSpec
 
 _VECTORS = {
     "mean": slots.MEAN,
@@ -37,6 +37,7 @@ class Config:
 
     order: str
     dtype: str  # of the data as kernels see them
+    compute: str  # what they compute with
     copied: tuple[str, ...]  # tensors that go through a copy in the workspace
     phases: tuple[str, ...]  # name and number of tasks of each
     streaming: bool  # whether dx is written past the cache
@@ -56,10 +57,11 @@ class Program:
         self.spec = spec
         # Without data there is nothing to do for samples or rows, of which there may be billions.
         self.geometry = geometry if geometry.size else replace(geometry, outer=0)
-        self.flat: Format = F64 if compute == "float64" else F32
         self.needs = Needs(spec)
-        self.arrangement: Arrangement = arrange(spec, geometry, compute, self.needs.data)
-        self.format = FORMATS[self.arrangement.dtype]
+        self.compute = "float64" if _many_terms(spec, geometry) else compute
+        self.flat: Format = F64 if self.compute == "float64" else F32
+        self.arrangement: Arrangement = arrange(spec, geometry, self.compute, self.needs.data)
+        self.format = FORMATS[self.arrangement.dtype, self.flat.wide]
         self.params: list[Any] = [0] * slots.COPIES
         self.phases: list[tuple[str, int]] = []
         self.after: list[int] = []  # copies of results
@@ -89,6 +91,7 @@ class Program:
         config = Config(
             order=self.order,
             dtype=self.arrangement.dtype,
+            compute=self.compute,
             copied=tuple(self.copied),
             phases=tuple(f"{name} x {count}" for name, count in self.phases),
             streaming=bool(self.params[slots.STREAM_DX]),
@@ -238,6 +241,14 @@ class Needs:
             for role, needed in (("dy", True), ("x", self.x), ("dx", spec.dx is not None))
             if needed
         )
+
+
+def _many_terms(spec: Spec, geometry: Geometry) -> bool:
+    """Whether float32 data add up to parameter gradients of very many terms each."""
+    if geometry.size // max(geometry.parameters, 1) < sizes.MANY_TERMS:
+        return False
+    types = {tensor.dtype for role in DATA if (tensor := spec.tensor(role)) is not None}
+    return types == {"float32"} and not set(spec.wanted) <= set(DATA)
 
 
 def program(spec: Spec, geometry: Geometry, compute: str) -> tuple[Config, int]:

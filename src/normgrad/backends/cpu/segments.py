@@ -2,6 +2,7 @@
 
 from normgrad.backends.cpu import jit
 from normgrad.backends.cpu.vector import (
+    fills_line,
     fma,
     four_totals,
     lanes,
@@ -279,13 +280,13 @@ def gradients(
                 if ask_x != 0:
                     prefetch(at + ask_dy)
                     prefetch(at_x + ask_x)
-                    if size_of(fmt) > 2:
+                    if fills_line(fmt):
                         prefetch(at + ask_dy + step)
                         prefetch(at_x + ask_x + step)
                 if far:
                     prefetch(at + FAR)
                     prefetch(at_x + FAR)
-                    if size_of(fmt) > 2:
+                    if fills_line(fmt):
                         prefetch(at + FAR + step)
                         prefetch(at_x + FAR + step)
                 at += 2 * step

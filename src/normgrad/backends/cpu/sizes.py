@@ -19,6 +19,10 @@ BLOCK_ROWS = 128
 # the least such rows: 8x100000 in bfloat16 takes .21 to .25 ms so, .31 in blocks of rows.
 ROW_STRIP = 2048
 ROW_STRIP_LEAST = 8
+# Sums of so many float32 terms are made of float64 products: independent ones add up to so little
+# that the roundings of ten million float32 products were up to 31 units of it, now half a unit. The
+# data come from memory then; 10000000x1 takes as long, 10x4x1000000 10 to 60 % longer.
+MANY_TERMS = 1 << 21
 JOINED_COLUMNS = 64
 # Past this size of x, dy and dx together the results will not be found in a cache anyway.
 STREAM_BYTES = 12 << 20

@@ -25,6 +25,7 @@ from normgrad.backends.cpu.segments import (
 )
 from normgrad.backends.cpu.vector import (
     fence,
+    fills_line,
     fma,
     lanes,
     load,
@@ -78,7 +79,7 @@ def dense_gradients(fmt, params, addresses, workspace, slab, dy, x, dx, mean, rs
             at_x += 2 * step
             to += 2 * step
             left -= 2 * step
-        if size_of(fmt) > 2 and left >= step:
+        if fills_line(fmt) and left >= step:
             t0 = load(fmt, at_x) - centre
             stream_line(fmt, to, fma(va, load(fmt, at), fma(vb, t0, vc)))
             at += step
@@ -89,7 +90,7 @@ def dense_gradients(fmt, params, addresses, workspace, slab, dy, x, dx, mean, rs
             part_gradients(fmt, at, at_x, to, left // size_of(fmt), mean, a, b, c)
         elif left > 0:
             a0, a1 = splat_pair(fmt, a, after, left // size_of(fmt))
-            if size_of(fmt) > 2:
+            if fills_line(fmt):
                 t0 = load(fmt, at_x) - centre
                 stream_line(fmt, to, fma(a0, load(fmt, at), fma(vb, t0, vc)))
             else:

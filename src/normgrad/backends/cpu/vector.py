@@ -23,6 +23,7 @@ add_atomic = _THREADS.add_atomic
 call_task = _THREADS.call_task
 fence = _MEMORY.fence
 float_of = _NUMBERS.float_of
+fills_line = _NUMBERS.fills_line
 fma = _NUMBERS.fma
 four_totals = _NUMBERS.four_totals
 lanes = _NUMBERS.lanes
