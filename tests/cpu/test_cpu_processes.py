@@ -11,7 +11,7 @@ import pytest
 from cpu_digest import digest
 
 from normgrad import functional
-from normgrad.backends.cpu import pool, team
+from normgrad.backends.cpu.threads import pool, team
 from normgrad.cores import cores
 
 DIGEST = str(Path(__file__).parent / "cpu_digest.py")
@@ -47,8 +47,8 @@ def test_without_the_compiler_every_access_is_in_bounds(python):
 def test_the_checked_memory_sees_a_bad_access(python):
     program = """
 import numpy as np
-from normgrad.backends.cpu import checked
-from normgrad.backends.cpu.formats import F32
+from normgrad.backends.cpu.vectors import checked
+from normgrad.backends.cpu.vectors.formats import F32
 data = np.zeros(16, np.float32)
 start = data.ctypes.data
 with checked.memory([(start, start + 64)], []):
@@ -203,7 +203,7 @@ def test_a_cache_that_others_can_write_is_not_used(python, tmp_path):
     ids=["ours-1", "ours-2", "ours-too-many", "numba", "not-a-number"],
 )
 def test_the_number_of_threads(python, settings, expected):
-    program = "from normgrad.backends.cpu import pool; print(pool.thread_count())"
+    program = "from normgrad.backends.cpu.threads import pool; print(pool.thread_count())"
     assert int(python("-c", program, **settings)) == expected
 
 

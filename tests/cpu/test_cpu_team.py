@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 PROGRAM = """
 import os, sys, torch
 from cpu_digest import digest
-from normgrad.backends.cpu import team
+from normgrad.backends.cpu.threads import team
 run, used = team.TEAM.run, []
 def counted(*arguments, small):
     done = run(*arguments, small=small)
@@ -37,7 +37,7 @@ def _run(python, threads=2, more=""):
 @pytest.fixture(scope="module")
 def offered():
     """Whether torch brought an OpenMP library that can be called."""
-    from normgrad.backends.cpu import team
+    from normgrad.backends.cpu.threads import team
 
     return team._functions()[0] is not None
 

@@ -99,7 +99,7 @@ def _features() -> list[str]:
 def _threads() -> object:
     """How many a call on the CPU may use."""
     try:
-        from normgrad.backends.cpu import pool
+        from normgrad.backends.cpu.threads import pool
 
         return pool.thread_count()
     except Exception as error:  # no Numba, mostly

@@ -11,8 +11,9 @@ import numpy as np
 
 from normgrad import hostmem
 from normgrad.backends.base import Compiled
-from normgrad.backends.cpu import driver, jit, pool, slots, tasks, team
+from normgrad.backends.cpu import jit, slots, tasks
 from normgrad.backends.cpu.program import Config
+from normgrad.backends.cpu.threads import driver, pool, team
 from normgrad.spec import ROLES, SLOT
 from normgrad.written import Source
 
@@ -162,7 +163,7 @@ def _interpret(
     plan: "Plan", config: Config, addresses: Sequence[int | None], workspace: int
 ) -> None:
     """Without the compiler: the same kernels as plain Python, every access checked."""
-    from normgrad.backends.cpu.checked import memory
+    from normgrad.backends.cpu.vectors.checked import memory
 
     spec = plan.spec
     scratch = (workspace, workspace + plan.workspace_bytes)

@@ -59,7 +59,7 @@ def cache_folder() -> Path | None:
     The folder's name carries a digest of these sources: another version never reads it.
     """
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
     name = f"normgrad-cpu-{digest.hexdigest()[:16]}"
     if numba.config.CACHE_DIR:

@@ -10,11 +10,11 @@ from typing import Any
 
 from normgrad.backends.cpu import jit, sizes, slots, tasks
 from normgrad.backends.cpu.blocks_plan import channels_last
-from normgrad.backends.cpu.formats import ABSENT, CODES, F32, F64, FORMATS, Format
 from normgrad.backends.cpu.layout import Arrangement, arrange, copy_axes, merged
 from normgrad.backends.cpu.rows_plan import groups_are_rows, rows
 from normgrad.backends.cpu.sizes import ceil_div
 from normgrad.backends.cpu.slabs_plan import channels_first
+from normgrad.backends.cpu.vectors.formats import ABSENT, CODES, F32, F64, FORMATS, Format
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
 from normgrad.spec import DATA, SLOT, Op, Spec, TensorSpec

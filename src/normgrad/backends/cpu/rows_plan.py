@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from normgrad.backends.cpu import sizes, slots
 from normgrad.backends.cpu.blocks_plan import cut_blocks
-from normgrad.backends.cpu.rows import FACTORS
+from normgrad.backends.cpu.kernels.rows import FACTORS
 from normgrad.backends.cpu.sizes import ceil_div
 from normgrad.spec import Op
 

@@ -3,11 +3,10 @@
 import functools
 from typing import Any
 
-from normgrad.backends.cpu import (
+from normgrad.backends.cpu import jit
+from normgrad.backends.cpu.kernels import (
     blocks,
     copies,
-    driver,
-    jit,
     row_joins,
     rows,
     scalar,
@@ -15,7 +14,8 @@ from normgrad.backends.cpu import (
     strips,
     units,
 )
-from normgrad.backends.cpu.formats import Format
+from normgrad.backends.cpu.threads import driver
+from normgrad.backends.cpu.vectors.formats import Format
 
 _FACTORIES: dict[str, Any] = {
     "add_counts": scalar.add_counts,
@@ -60,7 +60,7 @@ def compiled_driver() -> Any:
 @functools.cache
 def compiled_meeting() -> tuple[Any, Any]:
     """What a caller with helpers runs, and what a helper does."""
-    from normgrad.backends.cpu import meeting
+    from normgrad.backends.cpu.threads import meeting
 
     return (
         jit.compiled(jit.LEAD_SIGNATURE, meeting.lead),
@@ -71,7 +71,7 @@ def compiled_meeting() -> tuple[Any, Any]:
 @functools.cache
 def compiled_team() -> tuple[Any, Any]:
     """What a caller with a team runs, and what each of its threads does."""
-    from normgrad.backends.cpu import meeting
+    from normgrad.backends.cpu.threads import meeting
 
     return (
         jit.compiled(jit.LEAD_TEAM_SIGNATURE, meeting.lead_team),

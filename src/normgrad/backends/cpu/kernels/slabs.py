@@ -5,8 +5,7 @@ segment for each of its channels. A slab is summed and then written while it is 
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.formats import F64
-from normgrad.backends.cpu.scalar import (
+from normgrad.backends.cpu.kernels.scalar import (
     count,
     entry,
     inverse_deviation,
@@ -14,7 +13,7 @@ from normgrad.backends.cpu.scalar import (
     put,
     slope_and_offset,
 )
-from normgrad.backends.cpu.segments import (
+from normgrad.backends.cpu.kernels.segments import (
     four_sums,
     gradients,
     near_segment,
@@ -23,7 +22,7 @@ from normgrad.backends.cpu.segments import (
     sums,
     sums_of_dy,
 )
-from normgrad.backends.cpu.vector import (
+from normgrad.backends.cpu.vectors import (
     fence,
     fills_line,
     fma,
@@ -38,6 +37,7 @@ from normgrad.backends.cpu.vector import (
     stream_pair,
     write,
 )
+from normgrad.backends.cpu.vectors.formats import F64
 
 # Vectors of segments whose sums are worth adding up four at a time.
 _SHORT = 16

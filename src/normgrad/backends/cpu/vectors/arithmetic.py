@@ -13,8 +13,8 @@ from numba.extending import (
     typeof_impl,
 )
 
-from normgrad.backends.cpu.conversions import F32, F64, I32, I64, call, const
-from normgrad.backends.cpu.formats import Format
+from normgrad.backends.cpu.vectors.conversions import F32, F64, I32, I64, call, const
+from normgrad.backends.cpu.vectors.formats import Format
 
 
 class FormatType(types.Type):

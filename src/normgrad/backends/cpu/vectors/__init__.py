@@ -6,24 +6,26 @@ every machine. Without the compiler the same names come from `checked`.
 """
 
 import importlib
+from types import ModuleType
 
 from normgrad.backends.cpu import jit
 
-_THREADS = importlib.import_module(
-    "normgrad.backends.cpu.sharing" if jit.ENABLED else "normgrad.backends.cpu.checked"
-)
-_MEMORY = importlib.import_module(
-    "normgrad.backends.cpu.lowering" if jit.ENABLED else "normgrad.backends.cpu.checked"
-)
-_NUMBERS = importlib.import_module(
-    "normgrad.backends.cpu.arithmetic" if jit.ENABLED else "normgrad.backends.cpu.checked"
-)
+
+def _one_of(compiled: str) -> ModuleType:
+    """The module of that name, or its stand-in."""
+    name = compiled if jit.ENABLED else "vectors.checked"
+    return importlib.import_module(f"normgrad.backends.cpu.{name}")
+
+
+_THREADS = _one_of("threads.sharing")
+_MEMORY = _one_of("vectors.lowering")
+_NUMBERS = _one_of("vectors.arithmetic")
 
 add_atomic = _THREADS.add_atomic
 call_task = _THREADS.call_task
 fence = _MEMORY.fence
-float_of = _NUMBERS.float_of
 fills_line = _NUMBERS.fills_line
+float_of = _NUMBERS.float_of
 fma = _NUMBERS.fma
 four_totals = _NUMBERS.four_totals
 lanes = _NUMBERS.lanes

@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from normgrad.backends.cpu.conversions import I32, I64, X86, call, pointer
+from normgrad.backends.cpu.vectors.conversions import I32, I64, X86, call, pointer
 
 _LINUX = sys.platform.startswith("linux")
 _CPUS = 1024  # as many as Linux's sets of processors have room for

@@ -5,10 +5,9 @@ float64. Group norm of small images is the same: the rows are one group of all s
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.columns import AHEAD, add_rows, fill
-from normgrad.backends.cpu.formats import F64
-from normgrad.backends.cpu.scalar import count, entry, inverse_deviation, place
-from normgrad.backends.cpu.vector import (
+from normgrad.backends.cpu.kernels.columns import AHEAD, add_rows, fill
+from normgrad.backends.cpu.kernels.scalar import count, entry, inverse_deviation, place
+from normgrad.backends.cpu.vectors import (
     fence,
     fma,
     four_totals,
@@ -26,6 +25,7 @@ from normgrad.backends.cpu.vector import (
     write,
     zero,
 )
+from normgrad.backends.cpu.vectors.formats import F64
 
 # Columns that a row adds in float32 lanes before it goes on in float64, in vectors.
 _DEPTH = 128

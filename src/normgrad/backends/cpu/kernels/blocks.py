@@ -5,9 +5,8 @@ into one float32 row, blocks are joined in float64, and a second pass over the r
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.columns import add_rows, fill, write_rows
-from normgrad.backends.cpu.formats import F64
-from normgrad.backends.cpu.scalar import (
+from normgrad.backends.cpu.kernels.columns import add_rows, fill, write_rows
+from normgrad.backends.cpu.kernels.scalar import (
     count,
     entry,
     inverse_deviation,
@@ -16,7 +15,7 @@ from normgrad.backends.cpu.scalar import (
     read_any,
     slope_and_offset,
 )
-from normgrad.backends.cpu.vector import (
+from normgrad.backends.cpu.vectors import (
     fence,
     lanes,
     load,
@@ -28,6 +27,7 @@ from normgrad.backends.cpu.vector import (
     write,
     zero,
 )
+from normgrad.backends.cpu.vectors.formats import F64
 
 
 @jit.inner

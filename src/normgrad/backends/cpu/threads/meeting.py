@@ -5,8 +5,9 @@ back what no helper has begun: nobody waits for a thread that is not running. Th
 helper began 14 to 18 us after the call (two turns at the interpreter lock), so it takes about 3.
 """
 
-from normgrad.backends.cpu import driver, slots
-from normgrad.backends.cpu.sharing import (
+from normgrad.backends.cpu import slots
+from normgrad.backends.cpu.threads import driver
+from normgrad.backends.cpu.threads.sharing import (
     add_atomic,
     at_address,
     call_parallel,

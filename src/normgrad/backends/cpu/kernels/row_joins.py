@@ -1,11 +1,10 @@
 """What rows share: gamma laid out beside them, and their parameter gradients joined."""
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.blocks import four_joined, joined
-from normgrad.backends.cpu.columns import fill
-from normgrad.backends.cpu.formats import F32_CODE, F64, F64_CODE
-from normgrad.backends.cpu.scalar import entry, place, put, write_any
-from normgrad.backends.cpu.vector import (
+from normgrad.backends.cpu.kernels.blocks import four_joined, joined
+from normgrad.backends.cpu.kernels.columns import fill
+from normgrad.backends.cpu.kernels.scalar import entry, place, put, write_any
+from normgrad.backends.cpu.vectors import (
     lanes,
     read,
     rounded,
@@ -16,6 +15,7 @@ from normgrad.backends.cpu.vector import (
     widen,
     zero,
 )
+from normgrad.backends.cpu.vectors.formats import F32_CODE, F64, F64_CODE
 
 
 def spread_gamma(flat):

@@ -3,7 +3,8 @@
 import numpy as np
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.formats import (
+from normgrad.backends.cpu.vectors import float_of, read, write
+from normgrad.backends.cpu.vectors.formats import (
     BF16,
     BF16_CODE,
     F16,
@@ -16,7 +17,6 @@ from normgrad.backends.cpu.formats import (
     I32_CODE,
     I64,
 )
-from normgrad.backends.cpu.vector import float_of, read, write
 
 
 @jit.inner

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from normgrad import hostmem
-from normgrad.backends.cpu.formats import Format
+from normgrad.backends.cpu.vectors.formats import Format
 
 _readable: list[tuple[int, int]] = []
 _writable: list[tuple[int, int]] = []

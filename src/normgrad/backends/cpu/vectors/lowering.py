@@ -4,8 +4,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from normgrad.backends.cpu.arithmetic import lanes_of, spread
-from normgrad.backends.cpu.conversions import (
+from normgrad.backends.cpu.vectors.arithmetic import lanes_of, spread
+from normgrad.backends.cpu.vectors.conversions import (
     F16,
     F32,
     F64,

@@ -1,9 +1,9 @@
 """Strided tensors of any type into dense ones of another, and back."""
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.formats import BF16_CODE, F16_CODE, F32, F32_CODE, F64, I16
-from normgrad.backends.cpu.scalar import place, read_any, write_any
-from normgrad.backends.cpu.vector import move
+from normgrad.backends.cpu.kernels.scalar import place, read_any, write_any
+from normgrad.backends.cpu.vectors import move
+from normgrad.backends.cpu.vectors.formats import BF16_CODE, F16_CODE, F32, F32_CODE, F64, I16
 
 
 @jit.inner

@@ -4,9 +4,8 @@ All units are summed, the sums of a slab's units are joined, then all units are 
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.formats import F64
-from normgrad.backends.cpu.scalar import entry, inverse_deviation
-from normgrad.backends.cpu.slabs import (
+from normgrad.backends.cpu.kernels.scalar import entry, inverse_deviation
+from normgrad.backends.cpu.kernels.slabs import (
     kept_sums,
     near_gradients,
     needed_sums,
@@ -18,7 +17,8 @@ from normgrad.backends.cpu.slabs import (
     slab_step,
     write_gradients,
 )
-from normgrad.backends.cpu.vector import fence, read, size_of, write
+from normgrad.backends.cpu.vectors import fence, read, size_of, write
+from normgrad.backends.cpu.vectors.formats import F64
 
 
 @jit.inner

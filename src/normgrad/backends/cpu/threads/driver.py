@@ -6,7 +6,7 @@ finds everything taken and touches nothing else. Without ``sync`` the calling th
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.vector import add_atomic, call_task, pause
+from normgrad.backends.cpu.vectors import add_atomic, call_task, pause
 
 # Counters of each phase, a cache line apart from the next phase's: tasks done, tasks taken of each
 # part.

@@ -1,7 +1,7 @@
 """Rows of columns, a set of factors for each column: sums of rows, and gradients."""
 
 from normgrad.backends.cpu import jit
-from normgrad.backends.cpu.vector import (
+from normgrad.backends.cpu.vectors import (
     fills_line,
     fma,
     lanes,

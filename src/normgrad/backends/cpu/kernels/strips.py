@@ -6,11 +6,10 @@ so planes of 7x7 are read and written in whole lines.
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.columns import add_rows, fill, write_rows
-from normgrad.backends.cpu.formats import F64
-from normgrad.backends.cpu.scalar import entry, inverse_deviation
-from normgrad.backends.cpu.slabs import slab_factors, slab_results, slab_start, slab_step
-from normgrad.backends.cpu.vector import (
+from normgrad.backends.cpu.kernels.columns import add_rows, fill, write_rows
+from normgrad.backends.cpu.kernels.scalar import entry, inverse_deviation
+from normgrad.backends.cpu.kernels.slabs import slab_factors, slab_results, slab_start, slab_step
+from normgrad.backends.cpu.vectors import (
     fence,
     lanes,
     load_part,
@@ -21,6 +20,7 @@ from normgrad.backends.cpu.vector import (
     write,
     zero,
 )
+from normgrad.backends.cpu.vectors.formats import F64
 
 
 @jit.inner

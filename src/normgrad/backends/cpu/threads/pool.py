@@ -58,7 +58,7 @@ class Pool:
         return status
 
     def _start(self, helpers: int) -> None:
-        from normgrad.backends.cpu import meeting
+        from normgrad.backends.cpu.threads import meeting
 
         _, attend = _functions()
         with self._lock:

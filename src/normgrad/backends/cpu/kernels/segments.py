@@ -1,7 +1,7 @@
 """Contiguous segments at an even distance: their sums, and gradients with one set of factors."""
 
 from normgrad.backends.cpu import jit
-from normgrad.backends.cpu.vector import (
+from normgrad.backends.cpu.vectors import (
     fills_line,
     fma,
     four_totals,

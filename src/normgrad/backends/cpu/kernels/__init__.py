@@ -1,0 +1,1 @@
+"""What tasks compute, in Numba; `vectors` is the language they are written in."""
