@@ -20,7 +20,7 @@ ENABLED: Final = not numba.config.DISABLE_JIT
 # Sums are blocked by hand, so nothing may be reassociated; a product and a sum may become one.
 _FLAGS: Final = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 
-inner = numba.njit(**_FLAGS)
+inner = numba.njit(**_FLAGS, forceinline=True)
 
 _BLOCK = types.CPointer(types.int64)
 # Parameter block, addresses, workspace, argument, index of the task and of the thread's next one.
