@@ -166,6 +166,28 @@ def test_compare_names_what_changed(record_path, tmp_path, capsys, change, code,
     assert words in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    "fault", [{"verified": False}, {"same_bits": False}, {"median_ms": None}], ids=str
+)
+def test_what_is_wrong_in_bench_is_wrong_in_compare(fault, tmp_path, capsys):
+    rows = {"right": [ROW | {"verified": True, "same_bits": True}], "none": []}
+    rows["bad"] = [rows["right"][0] | fault]
+    paths = {name: tmp_path / f"{name}.json" for name in rows}
+    for name, path in paths.items():
+        data = {"environment": {}, "copy_gbps": 1.0, "rows": rows[name]}
+        path.write_text(json.dumps(data), encoding="utf-8")
+    assert cli.main(["bench", "--from", str(paths["bad"])]) == 1
+    for before, after, code, words in [
+        ("right", "bad", 1, "1 wrong"),
+        ("none", "bad", 1, "1 wrong"),
+        ("none", "right", 0, "1 new"),
+        ("bad", "right", 0, "1 mended"),
+        ("bad", "bad", 1, "1 wrong"),
+    ]:
+        assert cli.main(["compare", str(paths[before]), str(paths[after])]) == code
+        assert capsys.readouterr().out.splitlines()[-1] == words
+
+
 def test_compare_takes_noise_and_thresholds_into_account(record_path, tmp_path, capsys):
     def noisy(rows):
         rows[0]["median_ms"] *= 1.2

@@ -35,7 +35,7 @@ def compare(
     changes = [_change(row, new.get(key), threshold, relative) for key, row in old.items()]
     for key, row in new.items():
         if key not in old:
-            verdict: Verdict = "new" if row.verified else "wrong"
+            verdict: Verdict = "wrong" if row.right_ms is None else "new"
             changes.append(Change(key, verdict, None, row.median_ms, None))
     return changes
 
@@ -43,17 +43,18 @@ def compare(
 def _change(old: Row, new: Row | None, threshold: float, relative: bool) -> Change:
     if new is None:
         return Change(old.key, "gone", old.median_ms, None, None)
-    if not new.verified or new.same_bits is False or new.median_ms is None:
+    before, after = old.right_ms, new.right_ms
+    if after is None:
         return Change(old.key, "wrong", old.median_ms, new.median_ms, None)
-    if not old.verified or old.median_ms is None:
-        return Change(old.key, "mended", old.median_ms, new.median_ms, None)
-    ratio = new.median_ms / old.median_ms
+    if before is None:
+        return Change(old.key, "mended", old.median_ms, after, None)
+    ratio = after / before
     if relative and old.floor_ms > 0 and new.floor_ms > 0:
-        ratio = (new.median_ms / new.floor_ms) / (old.median_ms / old.floor_ms)
+        ratio = (after / new.floor_ms) / (before / old.floor_ms)
     margin = max(threshold, (old.spread or 0.0) + (new.spread or 0.0))
     verdict: Verdict = "same"
     if ratio > 1 + margin:
         verdict = "slower"
     elif ratio < 1 / (1 + margin):
         verdict = "faster"
-    return Change(old.key, verdict, old.median_ms, new.median_ms, ratio)
+    return Change(old.key, verdict, before, after, ratio)

@@ -99,6 +99,11 @@ class Row:
         """Sizes as in the tables."""
         return sizes_text(self.shape, self.groups, self.normalized)
 
+    @property
+    def right_ms(self) -> float | None:
+        """Our time; None where our result is wrong, has other bits later or was not timed."""
+        return self.median_ms if self.verified and self.same_bits is not False else None
+
     def set_fault(self, fault: Fault, words: str, peer: str | None = None) -> None:
         """Ours, or a peer's. An exception that it raised is named in the words already."""
         error = words if fault == "failed" else f"{fault}: {words}"

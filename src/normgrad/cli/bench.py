@@ -132,11 +132,7 @@ def _copy_again(session: "Session", record: "Record") -> None:
 
 
 def _bad(record: "Record") -> "list[Row]":
-    return [
-        row
-        for row in record.rows
-        if row.backend != "none" and (not row.verified or row.same_bits is False)
-    ]
+    return [row for row in record.rows if row.backend != "none" and row.right_ms is None]
 
 
 def _show(args: argparse.Namespace) -> int:
