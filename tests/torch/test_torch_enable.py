@@ -198,6 +198,35 @@ def test_with_statements_that_overlap():
     assert not ours.enabled()
 
 
+def test_one_object_in_several_with_statements():
+    ours.enable(backend="reference")
+    once = ours.enable(backend="cpu")
+    for _ in range(3):
+        with once:
+            assert override._State.backend == "cpu"
+            with once:
+                pass
+            assert override._State.backend == "cpu"
+        assert override._State.backend == "reference"
+    ours.disable()
+    with once:
+        with once:
+            ours.disable()
+            assert not ours.enabled()
+            with once:
+                assert ours.enabled()
+            assert not ours.enabled()
+        assert ours.enabled()
+    assert not ours.enabled()
+
+
+def test_a_with_statement_counts_though_others_were_called_since():
+    first, _, _ = ours.enable(backend="cpu"), ours.enable(), ours.enable(backend="reference")
+    with first:
+        assert override._State.backend == "cpu"
+    assert override._State.backend == "reference"
+
+
 def test_with_statements_of_threads_that_overlap():
     inside, left, seen = threading.Event(), threading.Event(), []
 

@@ -39,31 +39,36 @@ class _State:
 class _Wish:
     """A call of ``enable`` or ``disable`` that was not undone."""
 
-    def __init__(self, on: bool, backend: str | None) -> None:
+    def __init__(self, on: bool, backend: str | None, *, scoped: bool = False) -> None:
         self.on = on
         self.backend = backend
-        self.scoped = False  # until the end of a with statement
+        self.scoped = scoped  # until the end of a with statement
 
 
 class enable:  # noqa: N801  (used as a function, and in a with statement)
     """Override torch's backward operators, for CPU and CUDA, until ``disable()``.
 
     In a ``with`` statement: until its end, which brings back what was before; where several
-    overlap, in threads say, until the end of the last. ``backend`` names one for all calls; by
-    default it is the fast one of each device ("cpu" or "cuda"). What it refuses goes to torch's own
-    kernel; ``report()`` tells.
+    overlap, in threads say, until the end of the last. An object may be used in several statements.
+    ``backend`` names one for all calls; by default it is the fast one of each device ("cpu" or
+    "cuda"). What it refuses goes to torch's own kernel; ``report()`` tells.
     """
 
     def __init__(self, *, backend: str | None = None) -> None:
         options.choice("backend", backend, backends.NAMES, none=True)
-        self._wish = _Wish(True, backend)
+        self._call = _Wish(True, backend)
+        self._statements: list[_Wish] = []  # that are running
         with _State.lock:
             # The last one may be the start of a with statement to come; those before it are over.
             stay = [one for one in _State.wishes if one.scoped or one is _State.wishes[-1]]
-            _follow([*stay, self._wish])
+            _follow([*stay, self._call])
 
     def __enter__(self) -> Self:
-        self._wish.scoped = True
+        statement = _Wish(True, self._call.backend, scoped=True)
+        with _State.lock:
+            # The call was the start of this statement, or of one that is over.
+            _follow([*(one for one in _State.wishes if one is not self._call), statement])
+            self._statements.append(statement)
         return self
 
     def __exit__(
@@ -74,9 +79,10 @@ class enable:  # noqa: N801  (used as a function, and in a with statement)
     ) -> None:
         with _State.lock:
             wishes = _State.wishes
-            if self._wish not in wishes:
+            ended = self._statements.pop() if self._statements else self._call
+            if ended not in wishes:
                 return
-            place = wishes.index(self._wish)
+            place = wishes.index(ended)
             # What was wished inside ends here too, but for statements that are still running.
             _follow([*wishes[:place], *(one for one in wishes[place + 1 :] if one.scoped)])
 
