@@ -17,6 +17,20 @@ def layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight=No
     )
 
 
+class _Compiled:
+    """A function whose signature Python cannot read."""
+
+    @property
+    def __signature__(self):
+        raise ValueError("no signature found")
+
+    def __call__(self, *operands, **options):
+        return functional.layer_norm_backward(*operands, **options)
+
+
+compiled = _Compiled()
+
+
 def without_the_mean(*operands, **options):
     """Wrong: the mean of dy is put back."""
     grads = functional.layer_norm_backward(*operands, **options)

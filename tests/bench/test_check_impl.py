@@ -36,6 +36,13 @@ def test_a_right_function_passes(capsys, tmp_path):
     assert max(row["share"] for row in rows) > 0
 
 
+def test_a_function_without_a_signature_gets_all_options(capsys):
+    assert check("implementations:compiled") == 0
+    assert "0 failed, 0 not offered" in capsys.readouterr().out
+    assert check("numpy:dot") == 1
+    assert "TypeError: dot() " in capsys.readouterr().out  # its own words
+
+
 def test_a_module_is_judged_by_the_functions_it_has(capsys):
     assert cli.main(["check", "--impl", "implementations", "--dtype", "bfloat16"]) == 0
     out = capsys.readouterr().out

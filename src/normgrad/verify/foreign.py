@@ -199,7 +199,10 @@ class FunctionImplementation:
 
 def _accepted(function: Callable[..., Any], options: dict[str, Any], case: Case) -> dict[str, Any]:
     """The options that the function has; one that it lacks must be at its default."""
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except (ValueError, TypeError):  # compiled ones often have none to read
+        return options
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return options
     for name, value in options.items():
