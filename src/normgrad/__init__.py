@@ -9,6 +9,7 @@ from normgrad.errors import (
     NormgradError,
     OptionError,
     OverlapError,
+    ReadOnlyError,
     ShapeError,
 )
 from normgrad.functional import (
@@ -33,6 +34,7 @@ __all__ = [
     "NormgradError",
     "OptionError",
     "OverlapError",
+    "ReadOnlyError",
     "ReducedSums",
     "ShapeError",
     "__version__",

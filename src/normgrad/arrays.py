@@ -11,7 +11,7 @@ import numpy as np
 
 from normgrad import dlpack, hostmem, kept
 from normgrad.dtypes import ITEMSIZE
-from normgrad.errors import ArrayTypeError, DeviceError, DtypeError
+from normgrad.errors import ArrayTypeError, DeviceError, DtypeError, ReadOnlyError
 from normgrad.spec import TensorSpec
 
 Array = Any
@@ -33,7 +33,10 @@ class Kind(Protocol):
         """See an operand; copies only where its memory cannot be read in place."""
 
     def result_view(self, array: Array, name: str) -> View:
-        """See an array that is to be written, or say why it cannot be."""
+        """See an array that is to be written, or say why it cannot be.
+
+        ``ReadOnlyError`` comes last: ``view`` sees such an array in place.
+        """
 
     def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:
         """A new array of the kind of ``like``, and its address."""
@@ -95,7 +98,9 @@ def _in_elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | N
 
 def misaligned(name: str, address: int) -> ArrayTypeError:
     """Of a result between the places where its elements could be."""
-    return ArrayTypeError(name, "must be aligned to its elements", f"address {address:#x}")
+    return ArrayTypeError(
+        name, "must be aligned to its elements", f"address {address:#x} (pass a copy)"
+    )
 
 
 class NumpyKind:
@@ -112,13 +117,13 @@ class NumpyKind:
 
     def result_view(self, array: Array, name: str) -> View:
         """Writable and aligned arrays only."""
-        if not array.flags.writeable:
-            raise ArrayTypeError(name, "must be writable", "a read-only array")
         if _in_elements(array.strides, array.itemsize) is None:
             rule = "must step by whole elements"
-            raise ArrayTypeError(name, rule, f"strides {array.strides} in bytes")
+            raise ArrayTypeError(name, rule, f"strides {array.strides} in bytes (pass a copy)")
         if not array.flags.aligned:
             raise misaligned(name, array.__array_interface__["data"][0])
+        if not array.flags.writeable:
+            raise ReadOnlyError(name, "must be writable", "a read-only array")
         return self.view(array, name)
 
     def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:
@@ -210,11 +215,11 @@ class DlpackKind(NumpyKind):
         """Memory of the producer's own, of which it says that it may be written."""
         view = self.view(array, name)
         tensor, address, owner, writable = dlpack.read(array, name, own=True)
-        if not writable:
-            rule = "must be writable (its producer does not say so through DLPack 1.0)"
-            raise ArrayTypeError(name, rule, f"a {type(array).__name__}")
         if address % ITEMSIZE.get(tensor.dtype, 1):
             raise misaligned(name, address)
+        if not writable:
+            rule = "must be writable (its producer does not say so through DLPack 1.0)"
+            raise ReadOnlyError(name, rule, f"a {type(array).__name__}")
         return View(tensor, address, "cpu", owner) if view.device == "cpu" else view
 
     def empty(self, tensor: TensorSpec, device: str, like: Array) -> tuple[Array, int]:

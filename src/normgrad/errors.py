@@ -56,6 +56,10 @@ class ArrayTypeError(ArgumentError, TypeError):
     """Not an array, an array that cannot be read, or an output that cannot be written."""
 
 
+class ReadOnlyError(ArrayTypeError):
+    """An output that could be written but must not be."""
+
+
 class BackendError(NormgradError, ValueError):
     """No backend takes the request; ``reasons`` has one sentence for each that was asked."""
 

@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from normgrad import hostmem, kept
-from normgrad.errors import ArrayTypeError, DeviceError
+from normgrad.errors import ArrayTypeError, DeviceError, ReadOnlyError
 from normgrad.spec import TensorSpec
 
 from .arrays import View, misaligned
@@ -101,13 +101,15 @@ class TorchKind:
     def result_view(self, array: torch.Tensor, name: str) -> View:
         """Any dense tensor can be written, under the rules of torch's own ``out=``."""
         if array.is_neg():
-            raise ArrayTypeError(name, "must be a plain tensor", "a negated view")
-        if array.requires_grad and torch.is_grad_enabled():
-            rule = "must not require grad where grad is enabled"
-            raise ArrayTypeError(name, rule, "a tensor that does")
+            raise ArrayTypeError(
+                name, "must be a plain tensor", "a negated view (pass resolve_neg())"
+            )
         view = self.view(array, name)
         if view.owner is not array:
             raise misaligned(name, _address(array, name))
+        if array.requires_grad and torch.is_grad_enabled():
+            rule = "must not require grad where grad is enabled"
+            raise ReadOnlyError(name, rule, "a tensor that does")
         return view
 
     def written(self, array: torch.Tensor) -> None:

@@ -1,5 +1,7 @@
 """aclTensor, aclBoolArray, aclIntArray, and computing through every kind of view."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from aclnn_calls import (
     tensor,
 )
 
-from normgrad import DtypeError, aclnn, batch_norm_backward, layer_norm_backward
+from normgrad import ArrayTypeError, DtypeError, aclnn, batch_norm_backward, layer_norm_backward
 from normgrad.device import memory
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -218,6 +220,54 @@ def test_torch_tensors_are_seen_in_place():
     assert aclnn.aclGetDataType(made)[1] == aclnn.ACL_BF16
     assert aclnn.aclGetViewStrides(made)[1] == (12, 1, 3)
     assert made.address == array.data_ptr()
+
+
+def frozen(array):
+    array.flags.writeable = False
+    return array
+
+
+READ_IN_PLACE = {
+    "numpy": lambda: frozen(np.zeros((2, 3), np.float32)),
+    "expanded": lambda: np.broadcast_to(np.zeros(3, np.float32), (2, 3)),
+    "of-autograd": lambda: torch.zeros(2, 3, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("array", READ_IN_PLACE.values(), ids=READ_IN_PLACE)
+def test_what_must_not_be_written_is_seen_in_place(array):
+    array = array()
+    made = aclnn.tensor(array)
+    assert not made.kind.writable
+    at = array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data
+    assert made.address == at
+
+
+def odd_address():
+    return np.zeros(25, np.uint8)[1:].view(np.float32)
+
+
+COPIED = {
+    "field": (lambda: np.zeros(4, [("v", "f4"), ("tag", "u1")])["v"], "must step by whole", "copy"),
+    "odd": (odd_address, "must be aligned to its elements", "copy"),
+    "odd-frozen": (lambda: frozen(odd_address()), "must be aligned to its elements", "copy"),
+    "odd-torch": (
+        lambda: torch.from_numpy(odd_address()).requires_grad_(),
+        "must be aligned to its elements",
+        "copy",
+    ),
+    "negated": (
+        lambda: torch.zeros(3, dtype=torch.cfloat).conj().imag,
+        "must be a plain tensor",
+        "resolve_neg()",
+    ),
+}
+
+
+@pytest.mark.parametrize(("array", "rule", "help"), COPIED.values(), ids=COPIED)
+def test_what_could_only_be_read_as_a_copy_is_refused(array, rule, help):
+    with pytest.raises(ArrayTypeError, match=rf"array {rule}.*\(pass .*{re.escape(help)}\)"):
+        aclnn.tensor(array())
 
 
 def test_what_is_no_array_raises():

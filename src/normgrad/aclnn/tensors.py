@@ -24,7 +24,7 @@ from normgrad.aclnn.status import (
 )
 from normgrad.arrays import Array, kind_of
 from normgrad.device.failures import INTEGERS, alive, integers, is_null, items, whole
-from normgrad.errors import ArrayTypeError, DtypeError
+from normgrad.errors import DtypeError, ReadOnlyError
 from normgrad.spec import TensorSpec, row_major
 
 _INT64_MAX: Final = 2**63 - 1
@@ -158,13 +158,14 @@ def aclCreateTensor(
 def tensor(array: Array, format: int = ACL_FORMAT_ND) -> aclTensor:
     """A tensor straight over a NumPy array or torch tensor, which it keeps alive.
 
-    Nothing is copied: results are written into the array. Raises what the functional API raises.
+    Nothing is copied: results are written into the array, and one that could only be read as a
+    copy is refused. Raises what the functional API raises.
     """
     kind = kind_of(array, "array")
     try:
         view = kind.result_view(array, "array")
         writable = True
-    except ArrayTypeError:
+    except ReadOnlyError:
         view = kind.view(array, "array")
         writable = False
     name = view.tensor.dtype
