@@ -298,6 +298,32 @@ def test_null_data_is_161001_unless_empty():
     compute(BATCH_NORM, given | {"input": empty, "gradOut": empty, "gradInput": empty})
 
 
+@pytest.mark.parametrize(
+    ("operator", "name", "size", "training"),
+    [
+        (BATCH_NORM, "runningMean", 3, True),
+        (BATCH_NORM, "runningVar", 3, True),
+        (BATCH_NORM, "saveMean", 3, False),
+        (BATCH_NORM, "saveInvstd", 3, False),
+        (LAYER_NORM, "biasOptional", 4, None),
+    ],
+)
+def test_memory_that_is_given_but_not_read_is_looked_at(operator, name, size, training):
+    given = arguments(operator) | ({} if training is None else {"training": training})
+    accepted(operator, given)
+
+    def at(address):
+        made = aclnn.aclCreateTensor((size,), 1, 0, None, 0, 2, (size,), 1, address)
+        return given | {name: made}
+
+    refused(operator, 161001, f"{name}'s data must not be null", at(None))
+    pointer, _ = on_device(np.ones(size + 1, np.float32))
+    accepted(operator, at(pointer))
+    refused(operator, 161002, f"{name} must begin at a multiple of 4 bytes", at(pointer + 2))
+    assert aclnn.aclrtFree(pointer) == 0
+    refused(operator, 161002, f"{name} must lie in live device memory", at(pointer))
+
+
 def test_data_at_an_odd_address_is_161002():
     pointer = aclnn.aclrtMalloc(200)[1]
     odd = aclnn.aclCreateTensor((2, 3, 4), 3, 0, None, 0, 2, (24,), 1, pointer + 2)

@@ -95,11 +95,13 @@ def stage_one(
         for name, value in zip(page.tensors, tensors, strict=True)
     ]
     decision = _decide(page, current.product, current.saved, tuple(kinds), bits, options())
+    for name, value in zip(page.tensors, tensors, strict=True):
+        if value is not None:  # also one that nobody reads
+            _check_memory(name, value)
     placed: list[Placed | None] = [None] * len(ROLES)
     used = []
     for slot, place, name in decision.slots:
         tensor = tensors[place]
-        _check_memory(name, tensor)
         placed[slot] = tensor
         used.append((name, tensor))
     try:
