@@ -259,6 +259,28 @@ def test_vmap_over_unmapped_buffers_is_refused():
         )
 
 
+@pytest.mark.parametrize("names", [("weight", "bias"), ("bias",)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3)], ids=str)
+def test_vmap_over_parameters_alone_updates_buffers_once(shape, names):
+    """An ensemble of parameters on one batch, as with torch's module."""
+    torch.manual_seed(2)
+    x, parameters = torch.randn(shape) + 5, {name: torch.rand(3, 4) for name in names}
+    results = []
+    for module in (normgrad.torch.BatchNorm1d(4), torch.nn.BatchNorm1d(4)):
+        own = {name: one.clone() for name, one in module.named_buffers()}
+
+        def forward(mine, x, own, module=module):
+            y = torch.func.functional_call(module, (mine, own), (x,))
+            return y.sin().sum(), y
+
+        gradients = torch.func.grad(forward, argnums=(0, 1), has_aux=True)
+        mapped = torch.func.vmap(gradients, in_dims=(0, None, None))
+        results.append((mapped(parameters, x, own), own))
+    ours, torchs = results
+    torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-5)
+    assert ours[1]["num_batches_tracked"] == 1
+
+
 def test_vmap_over_mapped_buffers_updates_them():
     torch.manual_seed(1)
     x = torch.randn(3, 6, 4) + 5

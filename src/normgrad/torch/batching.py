@@ -137,10 +137,11 @@ def layer_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
 
 
 def batch_norm(size: int, dims: Dims, *args: Any) -> Ruled:
-    """As one batch norm of size * C channels; buffers to be updated must be mapped too."""
+    """As one batch norm of size * C channels; mapped data cannot update buffers that are not."""
     x, weight, bias, running_mean, running_var, training, momentum, eps = args
     buffers = [(running_mean, dims[3]), (running_var, dims[4])]
-    if training and any(one is not None and dim is None for one, dim in buffers):
+    shared = any(one is not None and dim is None for one, dim in buffers)
+    if training and shared and dims[0] is not None:
         msg = (
             "batch norm under vmap would update running statistics that are not mapped: "
             "pass them through vmap, or use track_running_stats=False"
@@ -161,7 +162,11 @@ def batch_norm(size: int, dims: Dims, *args: Any) -> Ruled:
     if training:
         for (one, dim), update in zip(buffers, folded, strict=True):
             if one is not None and update is not None:
-                one.movedim(dim, 0).copy_(update.reshape(size, -1))
+                each = update.reshape(size, -1)
+                if dim is None:  # nor are the data: the same in every slice
+                    one.copy_(each[0])
+                else:
+                    one.movedim(dim, 0).copy_(each)
     statistics = (mean.numel() // size,)
     results = (
         y.unflatten(1, (size, y.shape[1] // size)),
