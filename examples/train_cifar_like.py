@@ -90,11 +90,19 @@ def train(args: argparse.Namespace) -> float:
     return sum(tail) / len(tail)
 
 
+def at_least_one(text: str) -> int:
+    """A number of steps, samples or channels."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--steps", type=at_least_one, default=100)
+    parser.add_argument("--batch", type=at_least_one, default=64)
+    parser.add_argument("--width", type=at_least_one, default=16)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--autocast", action="store_true", help="bfloat16 where it is safe")

@@ -1,9 +1,11 @@
 """Fifty training steps by torch and by us: the same losses but for rounding."""
 
 import copy
+import sys
 
 import pytest
 import torch
+import train_cifar_like
 from example_models import NAMES, make
 
 import normgrad.torch
@@ -79,3 +81,13 @@ def test_enabled(pair, channels_last, fast_backend):
     assert report.calls("normgrad") >= 2 * STEPS
     assert report.calls("torch") == 0, str(report)
     agree(ours, twin, shape, channels_last=channels_last)
+
+
+@pytest.mark.parametrize("option", ["--steps", "--batch", "--width"])
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_the_example_refuses_to_train_on_nothing(option, number, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train_cifar_like.py", option, number])
+    with pytest.raises(SystemExit) as left:
+        train_cifar_like.main()
+    assert left.value.code == 2
+    assert f"argument {option}: must be at least 1, got {number}" in capsys.readouterr().err
