@@ -9,6 +9,7 @@ from torch.autograd.graph import increment_version
 from normgrad import hostmem, kept
 from normgrad.errors import ArrayTypeError, DeviceError, ReadOnlyError
 from normgrad.spec import TensorSpec
+from normgrad.strides import without_idle_strides
 
 from .arrays import View, misaligned
 
@@ -96,7 +97,7 @@ class TorchKind:
             array = array.clone()
             address = array.data_ptr()
         tensor = _new(TensorSpec, (tuple(array.shape), array.stride(), dtype))
-        return _new(View, (tensor, address, where, array))
+        return _new(View, (without_idle_strides(tensor), address, where, array))
 
     def result_view(self, array: torch.Tensor, name: str) -> View:
         """Any dense tensor can be written, under the rules of torch's own ``out=``."""

@@ -94,3 +94,15 @@ def test_the_same_of_memory_behind_dlpack():
             dy.astype(np.float32), x.astype(np.float32), output_mask=(True, False, False),
             out=(out, None, None),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strides_along_which_nobody_steps(backend):
+    """An axis of size 1 may have any: NumPy ends at 2**63 bytes."""
+    base, dy = torch.randn(64), torch.randn(4, 1, 8)
+    x = torch.as_strided(base, (4, 1, 8), (8, 2**61, 1))
+    dx = torch.as_strided(torch.empty(64), (4, 1, 8), (8, 2**61, 1))
+    want = ng.batch_norm_backward(dy, x.clone(), backend=backend).grad_input
+    out = (dx, torch.empty(1), torch.empty(1))
+    assert torch.equal(ng.batch_norm_backward(dy, x, backend=backend).grad_input, want)
+    assert torch.equal(ng.batch_norm_backward(dy, x, out=out, backend=backend).grad_input, want)

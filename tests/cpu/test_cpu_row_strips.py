@@ -20,9 +20,9 @@ def phases(shape, mask, dtype="float32"):
 def test_which_rows_are_taken_in_strips():
     assert phases((20, 65536), SUMS) == ["row_strips", "join_rows"]
     assert phases((8, 4096), DGAMMA) == ["row_strips", "join_rows"]
+    assert phases((8, 4096), DBETA) == ["row_strips", "join_rows"]
     for shape, mask in (
         ((20, 65536), (True, True, True)),
-        ((20, 65536), DBETA),  # reads dy alone
         ((7, 65536), SUMS),
         ((129, 65536), SUMS),  # one float32 sum would have too many terms
         ((20, 4095), SUMS),
@@ -34,7 +34,7 @@ def test_which_rows_are_taken_in_strips():
 def test_parameter_gradients_of_few_long_rows(dtype):
     # Rows by fours and left over; columns that fill strips, vectors, or neither.
     for shape in ((8, 4096), (21, 5003), (128, 4100), (11, 20000)):
-        for mask in (SUMS, DGAMMA):
+        for mask in (SUMS, DGAMMA, DBETA):
             case = verify.Case(id="strips", op=Op.LAYER_NORM, shape=shape, mask=mask)
             problem = verify.make_problem(case, dtype, 0)
             for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):

@@ -1,6 +1,7 @@
 """What the backend decides: copies, masks, in-place results, one entry for C."""
 
 import ctypes
+import weakref
 
 import numpy as np
 import pytest
@@ -196,7 +197,7 @@ def test_a_plan_prints_what_was_decided():
     text = repr(make_plan(_batch_spec(TensorSpec.contiguous((4, 6, 35), "float32")), "cpu"))
     assert "order='channels-first'" in text
     assert "slabs x" in text
-    small = Case(id="small", op=Op.GROUP_NORM, shape=(64, 512, 7, 7), num_groups=32)
+    small = Case(id="small", op=Op.GROUP_NORM, shape=(64, 512, 4, 4), num_groups=32)
     text = repr(make_plan(spec_of(small, "float32"), "cpu"))
     assert "order='rows'" in text
     assert "rows x" in text
@@ -242,3 +243,34 @@ def test_short_planes_are_taken_in_strips():
     assert phases((4, 512, 7, 7)) == ("slabs x 16",)  # too few samples for factors by element
     gaps = TensorSpec((64, 512, 7, 7), (50176, 98, 7, 1), "float32")
     assert _config(_batch_spec(gaps)).phases[0].startswith("slabs")
+
+
+def test_scratch_memory_stays_while_a_call_runs(monkeypatch, forget_plans):
+    """A signal handler may call us meanwhile, and leave other scratch memory to the thread."""
+    torch = pytest.importorskip("torch")
+    kept = []
+
+    class Owner:
+        pass
+
+    def scratch(nbytes):
+        owner = Owner()
+        kept[:] = [weakref.ref(owner)]
+        return owner, hostmem.aligned_bytes(nbytes)[1]
+
+    monkeypatch.setattr(engine, "_scratch", scratch)
+    seen = []
+    monkeypatch.setattr(engine, "_entry", lambda: lambda *given: seen.extend(one() for one in kept))
+    x = torch.ones(8, 40)
+    for _ in range(4):
+        functional.layer_norm_backward(x, x, 40, x[:, :1], x[:, :1], backend="cpu")
+    assert seen
+    assert all(isinstance(owner, Owner) for owner in seen)
+
+
+def test_nothing_is_done_where_there_is_nothing():
+    """Groups of no channels may be as many as one likes, and so may counts beside empty data."""
+    case = Case(id="empty", op=Op.GROUP_NORM, shape=(2, 0, 3), num_groups=1 << 20)
+    assert make_plan(spec_of(case, "float32"), "cpu").config.phases == ()
+    case = Case(id="empty", op=Op.BATCH_NORM_ELEMT, shape=(0, 3, 4))
+    assert make_plan(spec_of(case, "float32"), "cpu").config.phases == ()

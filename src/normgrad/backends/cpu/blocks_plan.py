@@ -26,13 +26,16 @@ def channels_last(program: "Program") -> None:
     program.stream(width)
     params[slots.WIDTH] = width
     narrow = width <= sizes.NARROW_COLUMNS
-    both_bytes = 2 * geometry.size * program.format.itemsize
+    sample_bytes = 2 * rows * width * program.format.itemsize  # batch norm: of all there is
     # Data that are near are written by who has summed them.
     params[slots.BACKWARDS] = int(program.far())
-    params[slots.SIDE_BY_SIDE] = int(narrow) if program.far() else 2
-    if not by_row and not narrow and program.far() and both_bytes <= sizes.LAST_CACHE // 2:
-        params[slots.SIDE_BY_SIDE] = params[slots.FAR] = 1
-    block = cut_blocks(program, samples, rows, width)
+    # Four at a time is another order of the sums: where a sample has gradients of its own the
+    # number of samples must not decide.
+    near = sizes.SAMPLE_BYTES if by_row else sizes.LAST_CACHE // 2
+    if narrow or sample_bytes <= near:
+        params[slots.SIDE_BY_SIDE] = 1 if program.far() else 2
+        params[slots.FAR] = int(program.far() and not narrow)
+    block = cut_blocks(program, samples, rows, width, alone=by_row)
     blocks = ceil_div(rows, block)
     chunk = geometry.channels * ceil_div(sizes.JOINED_COLUMNS, max(geometry.channels, 1))
     params[slots.CHUNK] = chunk = max(chunk if by_row else sizes.JOINED_COLUMNS, 1)
@@ -45,9 +48,7 @@ def channels_last(program: "Program") -> None:
         params[slots.AT_PARTS] = program.reserve(parts)
     # Both passes read x and dy; where only one is made there is nothing to find in the cache.
     both = needs.sum_xmu and program.spec.dx is not None
-    sample_bytes = 2 * rows * width * program.format.itemsize
-    near = sample_bytes <= sizes.SAMPLE_BYTES
-    if by_row and both and near and samples >= sizes.SOME_SAMPLES:
+    if by_row and both and sample_bytes <= near and samples >= sizes.SOME_SAMPLES:
         params[slots.SIDE_BY_SIDE] = 2 if sample_bytes <= sizes.SMALL_SAMPLE else 1
         params[slots.FAR] = int(program.far())
         params[slots.ASKS] = int(sample_bytes <= sizes.SMALL_SAMPLE)
@@ -100,14 +101,24 @@ def _fold(program: "Program", rows: int, columns: int) -> int:
 
 
 def cut_blocks(
-    program: "Program", samples: int, rows: int, columns: int, *, joined: bool = True
+    program: "Program",
+    samples: int,
+    rows: int,
+    columns: int,
+    *,
+    joined: bool = True,
+    alone: bool = False,
 ) -> int:
-    """Rows of a block: enough blocks for many cores, and few enough to join quickly."""
+    """Rows of a block: enough blocks for many cores, and few enough to join quickly.
+
+    ``alone``: as if there were one sample, cut into a few.
+    """
     # Joining a block costs what two of its rows cost. Few long rows: layer norm 20x65536 takes
     # 0.57 ms in blocks of 8, 0.61 of 16, 0.60 of 4; dx alone 0.44 of 16, 0.34 of 4 (float32).
-    least = 8 if samples * rows < 64 else 16 if samples * rows < 256 else 32
+    together = rows if alone else samples * rows
+    least = 8 if together < 64 else 16 if together < 256 else 32
     least = least if joined else 4
-    block = min(sizes.BLOCK_ROWS, max(least, ceil_div(samples * rows, 64)))
+    block = min(sizes.BLOCK_ROWS, max(least, ceil_div(together, 4 if alone else 64)))
     block = ceil_div(block, 4) * 4
     program.params[slots.BLOCK] = block
     program.params[slots.BLOCKS] = ceil_div(rows, block)

@@ -109,7 +109,8 @@ def written(plan: "Plan", source: Callable[[], Source]) -> Callable[..., tuple[A
     call = source()
     call.results()
     call.names |= {"scratch": _scratch, "config": config}
-    call.lines.append(f"w = {f'scratch({nbytes})[1]' if nbytes else '0'}")
+    # The owner stays: a signal handler that calls us may leave other scratch memory to the thread.
+    call.lines.append(f"owner, w = scratch({nbytes})" if nbytes else "w = 0")
     given = call.addresses("0")
     block, given_at, _, *rest = _head(config, 0)
     if config.elements < TEAM_ELEMENTS:

@@ -14,7 +14,7 @@ from normgrad.backends.cpu.layout import Arrangement, arrange, copy_axes, merged
 from normgrad.backends.cpu.rows_plan import groups_are_rows, rows
 from normgrad.backends.cpu.sizes import ceil_div
 from normgrad.backends.cpu.slabs_plan import channels_first
-from normgrad.backends.cpu.vectors.formats import ABSENT, CODES, F32, F64, FORMATS, Format
+from normgrad.backends.cpu.vectors.formats import ABSENT, CODES, F32, F32_WIDE, F64, FORMATS, Format
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
 from normgrad.spec import DATA, SLOT, Op, Spec, TensorSpec
@@ -37,7 +37,7 @@ class Config:
 
     order: str
     dtype: str  # of the data as kernels see them
-    compute: str  # what they compute with
+    compute: str  # what sums are made in
     copied: tuple[str, ...]  # tensors that go through a copy in the workspace
     phases: tuple[str, ...]  # name and number of tasks of each
     streaming: bool  # whether dx is written past the cache
@@ -58,16 +58,35 @@ class Program:
         # Without data there is nothing to do for samples or rows, of which there may be billions.
         self.geometry = geometry if geometry.size else replace(geometry, outer=0)
         self.needs = Needs(spec)
-        self.compute = "float64" if _many_terms(spec, geometry) else compute
-        self.flat: Format = F64 if self.compute == "float64" else F32
-        self.arrangement: Arrangement = arrange(spec, geometry, self.compute, self.needs.data)
+        self.arrangement: Arrangement = arrange(spec, geometry, compute, self.needs.data)
+        self.flat: Format = F64 if compute == "float64" else F32
         self.format = FORMATS[self.arrangement.dtype, self.flat.wide]
+        self.order = "rows" if groups_are_rows(self) else self.arrangement.order
+        # Of parameters' sums: rows have gradients that those have no share in.
+        self.sum_flat, self.sum_format = self.flat, self.format
+        if self._many_terms():
+            self.sum_flat, self.sum_format = F64, F32_WIDE
+            if self.order != "rows" or spec.dx is None:
+                self.flat, self.format = F64, F32_WIDE
         self.params: list[Any] = [0] * slots.COPIES
         self.phases: list[tuple[str, int]] = []
         self.after: list[int] = []  # copies of results
         self.workspace = 0
         self.copied: list[str] = []
-        self.order = "rows" if groups_are_rows(self) else self.arrangement.order
+
+    def _many_terms(self) -> bool:
+        """Whether float32 data add up to parameter gradients of very many terms each.
+
+        What a gradient is may not depend on the batch around it, where it does not by its formula.
+        """
+        geometry, spec = self.geometry, self.spec
+        if self.arrangement.dtype != "float32" or set(spec.wanted) <= set(DATA):
+            return False
+        if geometry.statistic == "row" and self.order != "rows":
+            return geometry.inner >= sizes.MANY_PIXELS
+        if spec.dx is not None and self.needs.correction == slots.NO_CORRECTION:
+            return False
+        return geometry.size // max(geometry.parameters, 1) >= sizes.MANY_TERMS
 
     def build(self) -> tuple[Config, int]:
         """Everything, in the order in which it runs."""
@@ -76,10 +95,11 @@ class Program:
             self._data(role)
         for role, slot in _VECTORS.items():
             self._vector(role, slot)
-        if self.spec.op is Op.BATCH_NORM_ELEMT:
+        if self.spec.op is Op.BATCH_NORM_ELEMT and self.geometry.size:
             self.params[slots.AT_COUNT] = self.reserve(8)
             self.phase("add_counts", 1)
-        if self.geometry.size or set(self.spec.wanted) - {"dx"}:
+        # Without data sums are 0, of as many parameters as there are.
+        if self.geometry.size or (self.geometry.parameters and set(self.spec.wanted) - {"dx"}):
             {
                 "channels-first": channels_first,
                 "channels-last": channels_last,
@@ -91,7 +111,7 @@ class Program:
         config = Config(
             order=self.order,
             dtype=self.arrangement.dtype,
-            compute=self.compute,
+            compute=self.sum_flat.name,
             copied=tuple(self.copied),
             phases=tuple(f"{name} x {count}" for name, count in self.phases),
             streaming=bool(self.params[slots.STREAM_DX]),
@@ -241,14 +261,6 @@ class Needs:
             for role, needed in (("dy", True), ("x", self.x), ("dx", spec.dx is not None))
             if needed
         )
-
-
-def _many_terms(spec: Spec, geometry: Geometry) -> bool:
-    """Whether float32 data add up to parameter gradients of very many terms each."""
-    if geometry.size // max(geometry.parameters, 1) < sizes.MANY_TERMS:
-        return False
-    types = {tensor.dtype for role in DATA if (tensor := spec.tensor(role)) is not None}
-    return types == {"float32"} and not set(spec.wanted) <= set(DATA)
 
 
 def program(spec: Spec, geometry: Geometry, compute: str) -> tuple[Config, int]:

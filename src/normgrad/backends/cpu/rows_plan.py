@@ -22,7 +22,6 @@ def groups_are_rows(program: "Program") -> bool:
     tiny = (
         geometry.inner <= sizes.TINY_CHANNEL
         and geometry.count * program.format.itemsize <= sizes.TINY_GROUP
-        and geometry.outer >= sizes.TINY_SAMPLES
     )
     return (
         program.spec.op is Op.GROUP_NORM
@@ -50,7 +49,7 @@ def rows(program: "Program") -> None:
     columns = geometry.channels * geometry.inner
     # Sums over rows are of the parameters alone: dx has those of its own row.
     wants = bool(program.spec.dgamma or program.spec.dbeta)
-    params[slots.SUM_DY] = int(wants)
+    params[slots.SUM_DY] = int(program.spec.dbeta is not None)
     params[slots.SUM_XMU] = int(program.spec.dgamma is not None)
     params[slots.ROWS] = rows
     params[slots.WIDTH] = columns
@@ -75,20 +74,21 @@ def rows(program: "Program") -> None:
         if program.spec.dx is not None:
             program.phase("spread_gamma", groups, program.flat, argument=gamma_slot)
     if wants:
-        params[slots.AT_PARTS] = program.reserve(blocks * 2 * columns * program.flat.itemsize)
+        params[slots.AT_PARTS] = program.reserve(blocks * 2 * columns * program.sum_flat.itemsize)
         params[slots.AT_SUMS] = program.reserve(groups * columns * 8)
     work = ceil_div(blocks, params[slots.PER_TASK])
     params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * FACTORS)  # four rows' at a time
-    program.phase("rows", work, program.format, program.flat, argument=gamma_slot)
+    formats = program.format, program.flat, program.sum_format, program.sum_flat
+    program.phase("rows", work, *formats, argument=gamma_slot)
     if not wants:
         return
     params[slots.CHUNK] = sizes.JOINED_COLUMNS
     if geometry.inner == 1:
         params[slots.CHUNKS] = ceil_div(columns, sizes.JOINED_COLUMNS)
-        program.phase("join_rows", groups * params[slots.CHUNKS], program.flat)
+        program.phase("join_rows", groups * params[slots.CHUNKS], program.sum_flat)
     else:
         channels = ceil_div(geometry.parameters, sizes.JOINED_COLUMNS)
-        program.phase("join_channels", channels, program.flat)
+        program.phase("join_channels", channels, program.sum_flat)
 
 
 def _in_strips(program: "Program") -> bool:
@@ -99,7 +99,7 @@ def _in_strips(program: "Program") -> bool:
     geometry, spec = program.geometry, program.spec
     return (
         spec.dx is None
-        and spec.dgamma is not None
+        and (spec.dgamma is not None or spec.dbeta is not None)
         and geometry.groups == geometry.inner == 1
         and sizes.ROW_STRIP_LEAST <= geometry.outer <= sizes.BLOCK_ROWS
         and geometry.channels >= 2 * sizes.ROW_STRIP

@@ -8,11 +8,11 @@ FEW_SLABS = 32
 # Slabs of group norm whose x and dy are so small are written while they are in a cache, if there
 # are some: 16x96x28x28 in one group takes 230 us so in float32, 262 otherwise.
 NEAR_SLAB = 2 << 20
-# Group norm of so few pixels, in groups of so many bytes, is taken as rows of layer norm, if there
-# are some samples: 64x512x7x7 in float32 takes 0.48 ms so, 0.74 otherwise, 64x512x4x4 0.10 and
-# 0.38, 64x512x10x10 1.19 and 1.13; 4x512x7x7 the same. One pixel is always: 4096x512 takes 4.3 ms,
-# 38 otherwise.
-TINY_CHANNEL, TINY_GROUP, TINY_SAMPLES = 63, 64 << 10, 4
+# Group norm of so few pixels, in groups of so many bytes, is taken as rows of layer norm: on one
+# thread in float32 64x512x4x4 takes 0.33 ms so, 0.49 otherwise, 16x512x5x5 0.08 and 0.14,
+# 1x1280x4x4 0.030 and 0.016. (7x7 would be 0.58 and 0.75 for 64 samples, 0.029 and 0.011 for one,
+# 2.4 and 1.4 in groups of one channel.) One pixel is always: 4096x512 takes 4.3 ms, 38 otherwise.
+TINY_CHANNEL, TINY_GROUP = 31, 64 << 10
 # A block of rows adds at most this many numbers in float32 before float64 takes over.
 BLOCK_ROWS = 128
 # Columns of a strip of few rows that have no gradients, whose sums stay in the nearest cache, and
@@ -23,6 +23,9 @@ ROW_STRIP_LEAST = 8
 # that the roundings of ten million float32 products were up to 31 units of it, now half a unit. The
 # data come from memory then; 10000000x1 takes as long, 10x4x1000000 10 to 60 % longer.
 MANY_TERMS = 1 << 21
+# The same for a channel of a sample in group norm, whose gradient has a share in those sums: no
+# other sample may have a say in how they are made.
+MANY_PIXELS = 1 << 20
 JOINED_COLUMNS = 64
 # Past this size of x, dy and dx together the results will not be found in a cache anyway.
 STREAM_BYTES = 12 << 20

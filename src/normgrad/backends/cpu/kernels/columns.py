@@ -185,9 +185,10 @@ def four_written(
         b = load_part(flat, factors + 2 * span, left)
         c = load_part(flat, factors + 3 * span, left)
         for one in range(4):
-            r = a * load_part(fmt, dy + one * dy_step, left)
+            d = load_part(fmt, dy + one * dy_step, left)
+            r = a * d
             if corrected:
-                r = r + fma(b, load_part(fmt, x + one * x_step, left) - m, c)
+                r = fma(a, d, fma(b, load_part(fmt, x + one * x_step, left) - m, c))
             store_part(fmt, dx + one * dx_step, r, left)
 
 
@@ -247,11 +248,13 @@ def write_rows(
                 at += unit
         left = columns - column
         if left > 0:
-            r0 = load_part(flat, at + span, left) * load_part(fmt, dy + where, left)
+            a = load_part(flat, at + span, left)
+            d0 = load_part(fmt, dy + where, left)
+            r0 = a * d0
             if corrected:
                 t0 = load_part(fmt, x + where, left) - load_part(flat, at, left)
                 c = load_part(flat, at + 3 * span, left)
-                r0 = r0 + fma(load_part(flat, at + 2 * span, left), t0, c)
+                r0 = fma(a, d0, fma(load_part(flat, at + 2 * span, left), t0, c))
             store_part(fmt, dx + where, r0, left)
         row += 1
         dy += dy_step

@@ -70,7 +70,7 @@ def join_rows(flat):
         at = workspace + params[slots.AT_PARTS] + 2 * before * size_of(flat)
         width = lanes(flat)
         for slot in (slots.DBETA, slots.DGAMMA):
-            column = first
+            column = first if params[slot + slots.CODE] >= 0 else last  # nobody wants it
             while last - column >= 4 * width:
                 here = at + column * size_of(flat)
                 for one in four_joined(flat, here, blocks, stride):
@@ -107,7 +107,8 @@ def join_channels(flat):
             at = workspace + params[slots.AT_PARTS] + at * size_of(flat)
             for slot in (slots.DBETA, slots.DGAMMA):
                 sums = widen(zero(flat))
-                for column in range(0, pixels, width):
+                wanted = pixels if params[slot + slots.CODE] >= 0 else 0
+                for column in range(0, wanted, width):
                     here = at + column * size_of(flat)
                     part = min(width, pixels - column)
                     sums = sums + joined(flat, here, params[slots.BLOCKS], stride, part)

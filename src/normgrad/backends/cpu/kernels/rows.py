@@ -8,6 +8,7 @@ from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.kernels.columns import AHEAD, add_rows, fill
 from normgrad.backends.cpu.kernels.scalar import count, entry, inverse_deviation, place
 from normgrad.backends.cpu.vectors import (
+    differ,
     fence,
     fma,
     four_totals,
@@ -27,8 +28,9 @@ from normgrad.backends.cpu.vectors import (
 )
 from normgrad.backends.cpu.vectors.formats import F64
 
-# Columns that a row adds in float32 lanes before it goes on in float64, in vectors.
-_DEPTH = 128
+# Columns that each of a row's two sums adds in float32 lanes before it goes on in float64, in
+# vectors.
+_DEPTH = 32
 # Bytes of a row's factors: mean, rstd, b and c.
 FACTORS = 32
 # Columns of rows whose lanes are added up four rows at a time: in the cache 1024x64 takes 10 to
@@ -101,8 +103,12 @@ def row_factors(fmt, flat, params, addresses, workspace, dy, x, gamma, row, inve
         while left > 0:
             part = min(left, most)
             p, q = row_lanes(fmt, flat, dy, x, gamma, part, mean)
-            sum_g += total(p)
-            sum_xmu += total(q)
+            if params[slots.WIDTH] <= _SHORT:
+                # As in four rows at a time: bits do not depend on how many others there are.
+                sum_g, sum_xmu, _, _ = four_totals(p, q, p, q)
+            else:
+                sum_g += total(p)
+                sum_xmu += total(q)
             dy += part * size_of(fmt)
             x += part * size_of(fmt)
             gamma += part * size_of(flat)
@@ -145,7 +151,7 @@ def factor(fmt, factors, row, which):
 @jit.inner
 def four_rows(
     fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns, factors, writing,
-    adding, streaming, asking,
+    adding, weighing, streaming, asking,
 ):  # fmt: skip
     """The second pass over four rows: gradients, and the parameters' share of them.
 
@@ -188,6 +194,7 @@ def four_rows(
         w3 = d3 * vs3
         if adding:
             store(flat, sums, load(flat, sums) + ((d0 + d1) + (d2 + d3)))
+        if weighing:
             q = fma(w0, t0, w1 * t1) + fma(w2, t2, w3 * t3)
             store(flat, sums_xhat, load(flat, sums_xhat) + q)
         if writing:
@@ -217,6 +224,7 @@ def four_rows(
                 if adding:
                     there = sums + unit
                     store(flat, there, load(flat, there) + ((d0 + d1) + (d2 + d3)))
+                if weighing:
                     there = sums_xhat + unit
                     q = fma(w0, t0, w1 * t1) + fma(w2, t2, w3 * t3)
                     store(flat, there, load(flat, there) + q)
@@ -236,7 +244,9 @@ def four_rows(
 
 
 @jit.inner
-def one_row(fmt, flat, dy, x, dx, gamma, sums, apart, first, columns, factors, writing, adding):
+def one_row(
+    fmt, flat, dy, x, dx, gamma, sums, apart, first, columns, factors, writing, adding, weighing
+):  # fmt: skip
     """The second pass over one row, from some column on."""
     width = lanes(fmt)
     vm, vs = factor(fmt, factors, 0, 0), factor(fmt, factors, 0, 1)
@@ -255,18 +265,41 @@ def one_row(fmt, flat, dy, x, dx, gamma, sums, apart, first, columns, factors, w
             store_part(fmt, dx + here, fma(w, g, fma(vb, t, vc)), part)
         if adding:
             store_part(flat, sums + at, load_part(flat, sums + at, part) + d, part)
+        if weighing:
             q = fma(w, t, load_part(flat, sums_xhat + at, part))
             store_part(flat, sums_xhat + at, q, part)
         column += width
 
 
 @jit.inner
-def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
-    """A few blocks of rows, both passes."""
+def second_pass(
+    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns, factors, some,
+    writing, adding, weighing, streaming, asking,
+):  # fmt: skip
+    """The second pass over four rows, or one."""
+    column = 0
+    if some == 4:
+        column = four_rows(
+            fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns, factors,
+            writing, adding, weighing, streaming, asking,
+        )  # fmt: skip
+    for one in range(some):
+        if column < columns:
+            one_row(
+                fmt, flat, dy + one * dy_step, x + one * x_step, dx + one * dx_step, gamma, sums,
+                apart, column, columns, factors + one * FACTORS, writing, adding, weighing,
+            )  # fmt: skip
+
+
+@jit.inner
+def row_blocks(fmt, flat, wide, wide_flat, params, addresses, workspace, gamma_slot, index):
+    """A few blocks of rows, both passes; parameters' sums in formats of their own."""
+    apart_too = differ(fmt, wide)
     columns = params[slots.WIDTH]
     groups = params[slots.GROUPS]
     writing = params[slots.WRITE_DX] != 0
     adding = params[slots.SUM_DY] != 0
+    weighing = params[slots.SUM_XMU] != 0
     with_x = params[slots.SUM_XMU] != 0 or writing
     all_gamma = place(params, addresses, workspace, gamma_slot)
     dy_step = params[slots.DY + slots.BY_OUTER]
@@ -284,7 +317,7 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
         group = block % groups
         row = block // groups * params[slots.BLOCK]
         end = min(row + params[slots.BLOCK], params[slots.ROWS])
-        apart = columns * size_of(flat)  # of the two sums of a column
+        apart = columns * size_of(wide_flat)  # of the two sums of a column
         sums = workspace + params[slots.AT_PARTS] + block * 2 * apart
         gamma = all_gamma + group * columns * size_of(flat)
         inside = group * columns * size_of(fmt)
@@ -294,13 +327,13 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
         if writing:
             dx += place(params, addresses, workspace, slots.DX)
         aligned = streaming and (dx | dx_step) & 63 == 0
-        if adding:
-            fill(flat, sums, 0.0, 2 * columns)
+        if adding or weighing:
+            fill(wide_flat, sums, 0.0, 2 * columns)
             if not with_x:
                 rows = end - row
                 add_rows(
-                    fmt,
-                    flat,
+                    wide,
+                    wide_flat,
                     dy,
                     x,
                     dy_step,
@@ -330,19 +363,20 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
                         fmt, flat, params, addresses, workspace, here, here_x, gamma,
                         statistic + one * groups, inverse, at,
                     )  # fmt: skip
-            column = 0
-            if some == 4:
-                column = four_rows(
-                    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns,
-                    factors, writing, adding, aligned, asking,
+            if apart_too:
+                second_pass(
+                    wide, wide_flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart,
+                    columns, factors, some, False, adding, weighing, False, asking,
                 )  # fmt: skip
-            for one in range(some):
-                if column < columns:
-                    here, here_x = dy + one * dy_step, x + one * x_step
-                    one_row(
-                        fmt, flat, here, here_x, dx + one * dx_step, gamma, sums, apart, column,
-                        columns, factors + one * FACTORS, writing, adding,
-                    )  # fmt: skip
+                second_pass(
+                    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns,
+                    factors, some, writing, False, False, aligned, False,
+                )  # fmt: skip
+            else:
+                second_pass(
+                    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns,
+                    factors, some, writing, adding, weighing, aligned, asking,
+                )  # fmt: skip
             dy += some * dy_step
             x += some * x_step
             dx += some * dx_step
@@ -352,11 +386,13 @@ def row_blocks(fmt, flat, params, addresses, workspace, gamma_slot, index):
     return 0
 
 
-def rows(fmt, flat):
+def rows(fmt, flat, wide, wide_flat):
     """The task for blocks of rows."""
 
     def rows_task(params, addresses, workspace, argument, index, after):
-        return row_blocks(fmt, flat, params, addresses, workspace, argument, index)
+        return row_blocks(
+            fmt, flat, wide, wide_flat, params, addresses, workspace, argument, index
+        )  # fmt: skip
 
     return rows_task
 
@@ -378,23 +414,21 @@ def row_strip(fmt, flat, params, addresses, workspace, index):
     dy = place(params, addresses, workspace, slots.DY) + first * size_of(fmt)
     x = place(params, addresses, workspace, slots.X) + first * size_of(fmt)
     asking = params[slots.ASKS] != 0
+    adding = params[slots.SUM_DY] != 0
     row = 0
+    if not params[slots.SUM_XMU]:
+        add_rows(
+            fmt, flat, dy, x, dy_step, x_step, rows, part, sums, sums, False, False, False
+        )  # fmt: skip
+        row = rows
     while row < rows:
         some = 4 if rows - row >= 4 else 1
         for one in range(some):
             row_statistics(params, addresses, workspace, row + one, factors + one * FACTORS)
-        column = 0
-        if some == 4:
-            column = four_rows(
-                fmt, flat, dy, x, 0, dy_step, x_step, 0, 0, sums, apart, part, factors, False, True,
-                False, asking,
-            )  # fmt: skip
-        for one in range(some):
-            if column < part:
-                one_row(
-                    fmt, flat, dy + one * dy_step, x + one * x_step, 0, 0, sums, apart, column,
-                    part, factors + one * FACTORS, False, True,
-                )  # fmt: skip
+        second_pass(
+            fmt, flat, dy, x, 0, dy_step, x_step, 0, 0, sums, apart, part, factors, some, False,
+            adding, True, False, asking,
+        )  # fmt: skip
         dy += some * dy_step
         x += some * x_step
         row += some

@@ -22,6 +22,7 @@ from normgrad.backends.cpu.kernels.segments import (
     sums,
     sums_of_dy,
 )
+from normgrad.backends.cpu.sizes import TASK_ELEMENTS
 from normgrad.backends.cpu.vectors import (
     fence,
     fills_line,
@@ -44,7 +45,7 @@ _SHORT = 16
 
 
 @jit.inner
-def dense_gradients(fmt, params, addresses, workspace, slab, dy, x, dx, mean, rstd, b, c):
+def dense_gradients(fmt, params, addresses, workspace, group, dy, x, dx, mean, rstd, b, c):
     """``dx = a * dy + b * (x - mean) + c`` past the cache, over segments without gaps.
 
     Lines that two segments share are written whole: in parts they cost 70 ns each.
@@ -56,7 +57,7 @@ def dense_gradients(fmt, params, addresses, workspace, slab, dy, x, dx, mean, rs
     vb = splat(fmt, b)
     vc = splat(fmt, c)
     segment = params[slots.SEGMENTS] - 1
-    column = parameter(params, slab, 0)
+    column = parameter(params, group, 0)
     after = 0.0
     final = True
     while segment >= 0:
@@ -108,7 +109,7 @@ def dense_gradients(fmt, params, addresses, workspace, slab, dy, x, dx, mean, rs
 
 @jit.inner
 def near_gradients(
-    fmt, params, addresses, workspace, slab, dy, x, dx, first, segments, length, mean, rstd, b, c
+    fmt, params, addresses, workspace, group, dy, x, dx, first, segments, length, mean, rstd, b, c
 ):  # fmt: skip
     """``dx = a * dy + b * (x - mean) + c`` through the cache, over segments with an ``a`` each."""
     dy_step = slab_step(params, slots.DY)
@@ -117,7 +118,7 @@ def near_gradients(
     centre = splat(fmt, mean)
     vb = splat(fmt, b)
     vc = splat(fmt, c)
-    column = parameter(params, slab, 0)
+    column = parameter(params, group, 0)
     for segment in range(first, first + segments):
         gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
         va = splat(fmt, rstd * gamma)
@@ -158,14 +159,21 @@ def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b,
 
 
 @jit.inner
-def slab_start(params, addresses, workspace, role, slab):
+def slab_place(params, slab):
+    """The sample and the group of a slab; of batch norm's 0 and its channel."""
+    if params[slots.BY_ROW]:
+        outer = slab // params[slots.GROUPS]
+        return outer, slab - outer * params[slots.GROUPS]
+    return 0, slab
+
+
+@jit.inner
+def slab_start(params, addresses, workspace, role, outer, group):
     """The address of a slab's first segment."""
     start = place(params, addresses, workspace, role)
     if params[slots.BY_ROW]:
-        outer = slab // params[slots.GROUPS]
-        group = slab - outer * params[slots.GROUPS]
         return start + outer * params[role + slots.BY_OUTER] + group * params[role + slots.BY_GROUP]
-    return start + slab * params[role + slots.BY_CHANNEL]
+    return start + group * params[role + slots.BY_CHANNEL]
 
 
 @jit.inner
@@ -176,18 +184,17 @@ def slab_step(params, role):
 
 
 @jit.inner
-def parameter(params, slab, segment):
+def parameter(params, group, segment):
     """Which gamma a segment has."""
     if params[slots.BY_ROW]:
-        return slab % params[slots.GROUPS] * params[slots.CHANNELS] + segment
-    return slab
+        return group * params[slots.CHANNELS] + segment
+    return group
 
 
 @jit.inner
-def kept_sums(params, workspace, slab):
+def kept_sums(params, workspace, outer, group):
     """Where group norm keeps the sums of a slab's first channel for its parameters."""
-    sample = slab // params[slots.GROUPS]
-    column = sample * 2 * params[slots.COLUMNS] + parameter(params, slab, 0)
+    column = outer * 2 * params[slots.COLUMNS] + parameter(params, group, 0)
     return workspace + params[slots.AT_SUMS] + column * 8
 
 
@@ -207,8 +214,16 @@ def segment_sums(fmt, params, dy, x, segments, length, mean, to, step, second):
             write(F64, place, ones[one])
             write(F64, place + second, others[one])
     for segment in range(together, segments):
-        at = dy + segment * dy_step
-        one, other = needed_sums(fmt, params, at, x + segment * x_step, 1, length, mean)
+        # In the pieces that units have: it is no matter which of the two a slab is in.
+        one = 0.0
+        other = 0.0
+        for first in range(0, length, TASK_ELEMENTS):
+            part = min(TASK_ELEMENTS, length - first)
+            at = first * size_of(fmt) + segment * dy_step
+            at_x = first * size_of(fmt) + segment * x_step
+            some = needed_sums(fmt, params, dy + at, x + at_x, 1, part, mean)
+            one += some[0]
+            other += some[1]
         write(F64, to + segment * step, one)
         write(F64, to + segment * step + second, other)
 
@@ -238,7 +253,7 @@ def slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
 
 
 @jit.inner
-def slab_sums(fmt, params, addresses, workspace, slab, dy, x, mean, rstd):
+def slab_sums(fmt, params, addresses, workspace, outer, group, dy, x, mean, rstd):
     """All sums of a slab as its factors need them."""
     inner = params[slots.INNER]
     segments = params[slots.SEGMENTS]
@@ -246,8 +261,8 @@ def slab_sums(fmt, params, addresses, workspace, slab, dy, x, mean, rstd):
         return needed_sums(fmt, params, dy, x, segments, inner, mean)
     sum_dy = 0.0
     sum_xmu = 0.0
-    column = parameter(params, slab, 0)
-    kept = kept_sums(params, workspace, slab)
+    column = parameter(params, group, 0)
+    kept = kept_sums(params, workspace, outer, group)
     second = params[slots.COLUMNS] * 8
     segment_sums(fmt, params, dy, x, segments, inner, mean, kept, 8, second)
     for segment in range(segments):
@@ -268,47 +283,53 @@ def whole_slabs(fmt, params, addresses, workspace, index, after):
     by_row = params[slots.BY_ROW] != 0
     first = index * params[slots.PER_TASK]
     last = min(first + params[slots.PER_TASK], params[slots.SLABS]) - 1
+    outer, group = slab_place(params, first)
     for slab in range(first, last + 1):
-        dy = slab_start(params, addresses, workspace, slots.DY, slab)
-        x = slab_start(params, addresses, workspace, slots.X, slab)
+        dy = slab_start(params, addresses, workspace, slots.DY, outer, group)
+        x = slab_start(params, addresses, workspace, slots.X, outer, group)
         mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
         rstd = inverse_deviation(params, addresses, workspace, slab)
         sum_dy = 0.0
         sum_xmu = 0.0
         if params[slots.SUM_DY]:
-            sum_dy, sum_xmu = slab_sums(fmt, params, addresses, workspace, slab, dy, x, mean, rstd)
+            sum_dy, sum_xmu = slab_sums(
+                fmt, params, addresses, workspace, outer, group, dy, x, mean, rstd
+            )
             if not by_row:
                 slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
         if params[slots.WRITE_DX]:
-            dx = slab_start(params, addresses, workspace, slots.DX, slab)
-            following = slab + 1 if slab < last else after * params[slots.PER_TASK]
-            ask_dy = 0
-            ask_x = 0
-            if params[slots.ASKS] and following > slab:
-                ask_dy = slab_start(params, addresses, workspace, slots.DY, following) - dy
-                ask_x = slab_start(params, addresses, workspace, slots.X, following) - x
+            dx = slab_start(params, addresses, workspace, slots.DX, outer, group)
             b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
             if params[slots.DENSE]:
                 dense_gradients(
-                    fmt, params, addresses, workspace, slab, dy, x, dx, mean, rstd, b, c
+                    fmt, params, addresses, workspace, group, dy, x, dx, mean, rstd, b, c
                 )
-                continue
-            if by_row and params[slots.CORRECTION] and not params[slots.STREAM_DX]:
+            elif by_row and params[slots.CORRECTION] and not params[slots.STREAM_DX]:
                 near_gradients(
-                    fmt, params, addresses, workspace, slab, dy, x, dx, 0, segments, inner, mean,
+                    fmt, params, addresses, workspace, group, dy, x, dx, 0, segments, inner, mean,
                     rstd, b, c,
                 )  # fmt: skip
-                continue
-            column = parameter(params, slab, 0)
-            together = 1 if by_row else segments  # segments with one gamma
-            segment = segments - together
-            while segment >= 0:
-                gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
-                write_gradients(
-                    fmt, params, dy, x, dx, segment, together, inner, mean, rstd * gamma, b, c,
-                    ask_dy, ask_x,
-                )  # fmt: skip
-                segment -= max(together, 1)
+            else:
+                following = slab + 1 if slab < last else after * params[slots.PER_TASK]
+                ask_dy = 0
+                ask_x = 0
+                if params[slots.ASKS] and following > slab:
+                    ask_dy = (following - slab) * params[slots.DY + slots.BY_CHANNEL]
+                    ask_x = (following - slab) * params[slots.X + slots.BY_CHANNEL]
+                column = parameter(params, group, 0)
+                together = 1 if by_row else segments  # segments with one gamma
+                segment = segments - together
+                while segment >= 0:
+                    gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
+                    write_gradients(
+                        fmt, params, dy, x, dx, segment, together, inner, mean, rstd * gamma, b, c,
+                        ask_dy, ask_x,
+                    )  # fmt: skip
+                    segment -= max(together, 1)
+        group += 1
+        if by_row and group == params[slots.GROUPS]:
+            group = 0
+            outer += 1
     if params[slots.STREAM_DX]:
         fence()
     return 0

@@ -85,8 +85,8 @@ def strip(fmt, flat, params, addresses, workspace, index, after):
     sums = workspace + params[slots.AT_PARTS] + first * inner * 2 * size_of(flat)
     mean = workspace + params[slots.AT_COEFFICIENTS] + first * inner * 4 * size_of(flat)
     joined = workspace + params[slots.AT_SUMS] + first * 16
-    dy = slab_start(params, addresses, workspace, slots.DY, first)
-    x = slab_start(params, addresses, workspace, slots.X, first)
+    dy = slab_start(params, addresses, workspace, slots.DY, 0, first)
+    x = slab_start(params, addresses, workspace, slots.X, 0, first)
     for channel in range(channels):
         value = entry(params, addresses, workspace, slots.MEAN, first + channel, 0.0)
         fill(flat, mean + channel * inner * size_of(flat), value, inner)
@@ -109,14 +109,14 @@ def strip(fmt, flat, params, addresses, workspace, index, after):
             fill(flat, at + span, b, inner)
             fill(flat, at + 2 * span, c, inner)
     if params[slots.WRITE_DX]:
-        dx = slab_start(params, addresses, workspace, slots.DX, first)
+        dx = slab_start(params, addresses, workspace, slots.DX, 0, first)
         dx_step = slab_step(params, slots.DX)
         following = after * params[slots.PER_TASK]
         ask_dy = 0
         ask_x = 0
         if params[slots.ASKS] and following > first:
-            ask_dy = slab_start(params, addresses, workspace, slots.DY, following) - dy
-            ask_x = slab_start(params, addresses, workspace, slots.X, following) - x
+            ask_dy = slab_start(params, addresses, workspace, slots.DY, 0, following) - dy
+            ask_x = slab_start(params, addresses, workspace, slots.X, 0, following) - x
         write_rows(
             fmt,
             flat,

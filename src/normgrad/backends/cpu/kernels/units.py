@@ -12,6 +12,7 @@ from normgrad.backends.cpu.kernels.slabs import (
     parameter,
     segment_sums,
     slab_factors,
+    slab_place,
     slab_results,
     slab_start,
     slab_step,
@@ -49,9 +50,10 @@ def unit_sums(fmt, params, addresses, workspace, index):
     Group norm has those of each segment apart.
     """
     slab, segment, segments, first, length = unit_place(params, index)
+    outer, group = slab_place(params, slab)
     mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
-    dy = slab_start(params, addresses, workspace, slots.DY, slab) + first * size_of(fmt)
-    x = slab_start(params, addresses, workspace, slots.X, slab) + first * size_of(fmt)
+    dy = slab_start(params, addresses, workspace, slots.DY, outer, group) + first * size_of(fmt)
+    x = slab_start(params, addresses, workspace, slots.X, outer, group) + first * size_of(fmt)
     dy += segment * slab_step(params, slots.DY)
     x += segment * slab_step(params, slots.X)
     parts = workspace + params[slots.AT_PARTS]
@@ -71,24 +73,25 @@ def unit_sums(fmt, params, addresses, workspace, index):
 def unit_gradients(fmt, params, addresses, workspace, index):
     """The gradients of one unit of a slab that is split."""
     slab, segment, segments, first, length = unit_place(params, index)
+    outer, group = slab_place(params, slab)
     mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
     rstd = inverse_deviation(params, addresses, workspace, slab)
     factors = workspace + params[slots.AT_COEFFICIENTS] + slab * 16
     b = read(F64, factors)
     c = read(F64, factors + 8)
-    dy = slab_start(params, addresses, workspace, slots.DY, slab) + first * size_of(fmt)
-    x = slab_start(params, addresses, workspace, slots.X, slab) + first * size_of(fmt)
-    dx = slab_start(params, addresses, workspace, slots.DX, slab) + first * size_of(fmt)
+    dy = slab_start(params, addresses, workspace, slots.DY, outer, group) + first * size_of(fmt)
+    x = slab_start(params, addresses, workspace, slots.X, outer, group) + first * size_of(fmt)
+    dx = slab_start(params, addresses, workspace, slots.DX, outer, group) + first * size_of(fmt)
     by_row = params[slots.BY_ROW] != 0
     if by_row and params[slots.CORRECTION] and not params[slots.STREAM_DX]:
         near_gradients(
-            fmt, params, addresses, workspace, slab, dy, x, dx, segment, segments, length, mean,
+            fmt, params, addresses, workspace, group, dy, x, dx, segment, segments, length, mean,
             rstd, b, c,
         )  # fmt: skip
         return 0
     together = 1 if by_row else segments  # segments with one gamma
     for one in range(segment, segment + segments, together):
-        index = parameter(params, slab, one)
+        index = parameter(params, group, one)
         a = rstd * entry(params, addresses, workspace, slots.GAMMA, index, 1.0)
         write_gradients(fmt, params, dy, x, dx, one, together, length, mean, a, b, c, 0, 0)
     if params[slots.STREAM_DX]:
@@ -127,7 +130,8 @@ def join_units():
             by_row = params[slots.BY_ROW] != 0
             segments = params[slots.SEGMENTS] if by_row else 1
             per_segment = pieces_of_segment(params) if by_row else params[slots.PIECES]
-            column = parameter(params, slab, 0)
+            outer, group = slab_place(params, slab)
+            column = parameter(params, group, 0)
             parts = workspace + params[slots.AT_PARTS] + slab * segments * per_segment * 16
             for segment in range(segments):
                 one = 0.0
@@ -137,7 +141,7 @@ def join_units():
                     other += read(F64, parts + piece * 16 + 8)
                 gamma = 1.0
                 if by_row:
-                    kept = kept_sums(params, workspace, slab) + segment * 8
+                    kept = kept_sums(params, workspace, outer, group) + segment * 8
                     write(F64, kept, one)
                     write(F64, kept + params[slots.COLUMNS] * 8, other * rstd)
                     index = column + segment

@@ -23,6 +23,7 @@ _NUMBERS = _one_of("vectors.arithmetic")
 
 add_atomic = _THREADS.add_atomic
 call_task = _THREADS.call_task
+differ = _NUMBERS.differ
 fence = _MEMORY.fence
 fills_line = _NUMBERS.fills_line
 float_of = _NUMBERS.float_of

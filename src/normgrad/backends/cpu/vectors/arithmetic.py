@@ -94,6 +94,16 @@ def size_of(typingctx, fmt):
 
 
 @intrinsic
+def differ(typingctx, fmt, other):
+    """Whether these are two formats."""
+
+    def codegen(context, builder, signature, arguments):
+        return ir.Constant(ir.IntType(1), int(fmt.fmt != other.fmt))
+
+    return types.boolean(fmt, other), codegen
+
+
+@intrinsic
 def fills_line(typingctx, fmt):
     """Whether a stored vector of this format is a cache line, not half of one."""
 

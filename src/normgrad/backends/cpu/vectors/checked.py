@@ -66,6 +66,11 @@ def size_of(fmt: Format) -> int:
     return fmt.itemsize
 
 
+def differ(fmt: Format, other: Format) -> bool:
+    """As in `arithmetic`."""
+    return fmt != other
+
+
 def fills_line(fmt: Format) -> bool:
     """As in `arithmetic`."""
     return fmt.fills_line

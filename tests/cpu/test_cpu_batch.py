@@ -1,0 +1,117 @@
+"""A gradient does not depend on the batch around it, but where its formula says so."""
+
+import numpy as np
+import pytest
+
+from normgrad import functional
+from normgrad.backends.cpu import sizes
+
+pytest.importorskip("numba")
+SOME = (1, 2, 3, 4, 5, 7)
+
+
+def numbers(*shape, dtype=np.float32, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def assert_slices_agree(gradient, samples):
+    whole = gradient(samples)
+    for some in (*SOME, samples - 1):
+        np.testing.assert_array_equal(gradient(some), whole[:some], err_msg=f"{some} samples")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("columns", [1, 21, 64, 256, 257, 1000, 5000])
+def test_rows(columns, dtype):
+    x, dy = (numbers(23, columns, dtype=dtype, seed=seed) for seed in (1, 2))
+    mean, rstd, gamma = numbers(23, 1), np.abs(numbers(23, 1)), numbers(columns)
+
+    def gradient(some):
+        return functional.layer_norm_backward(
+            dy[:some], x[:some], columns, mean[:some], rstd[:some], gamma, backend="cpu"
+        ).grad_input
+
+    assert_slices_agree(gradient, 23)
+
+
+@pytest.mark.parametrize("limits", [{}, {"STREAM_BYTES": 40000, "NEAR_BYTES": 20000}], ids=str)
+@pytest.mark.parametrize("axis", [1, 2], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize(
+    ("channels", "groups", "pixels"),
+    [(8, 2, 1), (64, 8, 16), (64, 8, 49), (6, 6, 49), (40, 4, 400), (4, 1, 70000), (128, 4, 600)],
+)
+def test_groups(channels, groups, pixels, axis, limits, monkeypatch, forget_plans):
+    for name, size in limits.items():
+        monkeypatch.setattr(sizes, name, size)
+    forget_plans()
+    shape = (9, channels, pixels) if axis == 1 else (9, pixels, channels)
+    x, dy = (numbers(*shape, seed=seed) for seed in (1, 2))
+    mean, rstd, gamma = numbers(9, groups), np.abs(numbers(9, groups)), numbers(channels)
+
+    def gradient(some):
+        return functional.group_norm_backward(
+            dy[:some], x[:some], mean[:some], rstd[:some], gamma, num_groups=groups,
+            channel_axis=axis, backend="cpu",
+        ).grad_input  # fmt: skip
+
+    assert_slices_agree(gradient, 9)
+
+
+def test_more_groups_than_units_are_split_for():
+    """Slabs are taken whole where there are many, and in pieces where there are few."""
+    x, dy = (numbers(9, 4, 40000, seed=seed) for seed in (1, 2))
+    mean, rstd, gamma = numbers(9, 4), np.abs(numbers(9, 4)), numbers(4)
+
+    def gradient(some):
+        return functional.group_norm_backward(
+            dy[:some], x[:some], mean[:some], rstd[:some], gamma, num_groups=4, backend="cpu"
+        ).grad_input
+
+    assert_slices_agree(gradient, 9)
+
+
+@pytest.mark.parametrize("axis", [1, 2], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize(("channels", "pixels"), [(8, 1), (24, 1), (5, 33), (64, 40), (300, 7)])
+def test_elements(channels, pixels, axis):
+    shape = (23, channels, pixels) if axis == 1 else (23, pixels, channels)
+    x, dy = (numbers(*shape, seed=seed) for seed in (1, 2))
+    mean, rstd, gamma, one, other = (numbers(channels, seed=seed) for seed in range(5))
+    count = np.array([1000], np.int32)
+
+    def stage(some):
+        return functional.batch_norm_elemt_backward(
+            dy[:some], x[:some], mean, rstd, gamma, one, other, count, channel_axis=axis,
+            backend="cpu",
+        )  # fmt: skip
+
+    def inference(some):
+        return functional.batch_norm_backward(
+            dy[:some], x[:some], gamma, mean, np.abs(rstd), training=False, channel_axis=axis,
+            backend="cpu",
+        ).grad_input  # fmt: skip
+
+    assert_slices_agree(stage, 23)
+    assert_slices_agree(inference, 23)
+
+
+def test_very_many_terms_change_parameter_gradients_alone(monkeypatch, forget_plans):
+    """Rows, inference: sums are made in float64 from some number of terms on, gradients are not."""
+    x, dy = (numbers(9, 40, seed=seed) for seed in (1, 2))
+    mean, rstd, gamma = numbers(9, 1), np.abs(numbers(9, 1)), numbers(40)
+
+    def gradients():
+        forget_plans()
+        rows = functional.layer_norm_backward(dy, x, 40, mean, rstd, gamma, backend="cpu")
+        constants = functional.batch_norm_backward(
+            dy, x, gamma, gamma, np.abs(gamma), training=False, backend="cpu"
+        )
+        images = functional.group_norm_backward(
+            dy.reshape(9, 8, 5), x.reshape(9, 8, 5), mean, rstd, gamma[:8], num_groups=1,
+            backend="cpu",
+        )  # fmt: skip
+        return [result.grad_input for result in (rows, constants, images)]
+
+    before = gradients()
+    monkeypatch.setattr(sizes, "MANY_TERMS", 0)
+    for one, other in zip(before, gradients(), strict=True):
+        np.testing.assert_array_equal(one, other)
