@@ -92,6 +92,13 @@ int main(void)
     EXPECT(strstr(infiniGetRecentErrMsg(), "grad_weight must not share memory") != NULL, 1);
     EXPECT(RUN(workspace, bytes, NULL, dw, db + 1, x, dy), INFINI_STATUS_BAD_PARAM);
     EXPECT(strstr(infiniGetRecentErrMsg(), "grad_input must not be null") != NULL, 1);
+    /* Where no float begins, and where no memory is. */
+    void* odd[] = {(char*)dx + 1, (char*)dx + 2, (void*)-4, (void*)(UINTPTR_MAX / 2 - 3)};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        const char* rule = i < 2 ? "must begin at a multiple of 4" : "must lie where addresses";
+        EXPECT(RUN(workspace, bytes, odd[i], dw, db + 1, x, dy), INFINI_STATUS_BAD_PARAM);
+        EXPECT(strstr(infiniGetRecentErrMsg(), rule) != NULL, 1);
+    }
     if (bytes) {
         EXPECT(RUN(workspace, bytes - 1, dx, dw, db + 1, x, dy),
                INFINI_STATUS_INSUFFICIENT_WORKSPACE);

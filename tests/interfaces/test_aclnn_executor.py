@@ -146,6 +146,9 @@ def test_workspace_rules():
     assert stage_two(BATCH_NORM, None, 0, executor) == 161002
     assert stage_two(BATCH_NORM, pointer + 8, size, executor) == 361001
     assert "workspace must lie in live device memory" in said()
+    for impossible in (2**70, -5):
+        assert stage_two(BATCH_NORM, impossible, size, executor) == 161002
+        assert "workspace must lie where addresses reach" in said()
     assert stage_two(BATCH_NORM, pointer, size, executor) == 0  # refusals cost nothing
     assert aclnn.aclrtFree(pointer) == 0
 

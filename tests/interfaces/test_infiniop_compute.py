@@ -114,6 +114,35 @@ def test_null_data_pointer_is_3(place):
     assert f"{NAMES[place]} must not be null" in said()
 
 
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        (2**70, "must lie where addresses reach, 0 to 0x8000000000000000, got bytes 0x4"),
+        (2**63 - 4, "must lie where addresses reach"),
+        (-4, "must lie where addresses reach, 0 to 0x8000000000000000, got bytes -0x4"),
+        (4098, "must begin at a multiple of 4 bytes, got address 0x1002"),
+    ],
+)
+@pytest.mark.parametrize("place", range(8))
+def test_an_address_that_no_element_has_is_3(place, address, words):
+    desc = create()[1]
+    pointers = [4096] * 8
+    pointers[place] = address
+    assert infiniop.infiniopBatchNormBackward(desc, None, 0, *pointers, None) == 3
+    assert f"{NAMES[place]} {words}" in said()
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_data_begin_at_a_multiple_of_their_own_size(dtype):
+    desc = create(tensors(dtype=dtype))[1]
+    arrays = problem(dtype=np.float16)
+    pointers = [array.ctypes.data for array in arrays.values()]
+    store = np.zeros(64, np.float16)  # 2 bytes on are enough, 1 is not
+    for shift, status in ((2, 0), (1, 3)):
+        pointers[0] = store.ctypes.data + shift
+        assert infiniop.infiniopBatchNormBackward(desc, None, 0, *pointers, None) == status, said()
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 3, 0)])
 def test_empty_data_may_have_null_pointers(shape):
     desc = create(tensors(shape))[1]
@@ -156,6 +185,9 @@ def test_workspace_rules(monkeypatch):
     assert run(desc, arrays, None, 0) == 13
     assert run(desc, arrays, None, 128) == 3
     assert run(desc, arrays, pointer + 1, 128) == 3
+    for impossible in (2**70, -5):
+        assert run(desc, arrays, impossible, 128) == 3
+        assert "workspace must lie where addresses reach" in said()
     assert run(desc, arrays, pointer, 128) == 0
     assert not np.isnan(arrays["grad_input"]).any()
 

@@ -24,7 +24,7 @@ from normgrad.aclnn.status import (
 from normgrad.aclnn.tensors import TensorKind, aclBoolArray, aclTensor, living
 from normgrad.device import memory
 from normgrad.device.failures import is_null, whole
-from normgrad.device.launch import Arrangement, Launch, Placed
+from normgrad.device.launch import Arrangement, Launch, Placed, Span, check_place
 from normgrad.device.memory import OwnershipError
 from normgrad.errors import ArgumentError, BackendError
 from normgrad.plan import make_plan
@@ -35,7 +35,6 @@ StageOneAnswer = tuple[Status, int, "aclOpExecutor | None"]
 
 NO_MASK: Final = object()  # an operator without outputMask
 _CACHED = 4096
-_ADDRESSES: Final = 2**63  # kernels count them in int64; no program has one beyond
 _CLAIM = threading.Lock()
 
 
@@ -193,12 +192,7 @@ def _check_memory(name: str, tensor: aclTensor) -> None:
         return
     if not tensor.data:
         fail(NULLPTR, f"{name}'s data must not be null for shape {tensor.kind.tensor.shape}")
-    if not 0 < tensor.low < tensor.high <= _ADDRESSES:
-        got = f"bytes {tensor.low:#x} to {tensor.high:#x}"
-        fail(INVALID, f"{name} must lie where addresses reach, 0 to {_ADDRESSES:#x}, got {got}")
-    if tensor.address % tensor.itemsize:
-        rule = f"must begin at a multiple of {tensor.itemsize} bytes"
-        fail(INVALID, f"{name} {rule}, got address {tensor.address:#x}")
+    check_place(INVALID, name, tensor, tensor.itemsize)
     if memory.checked and tensor.owner is None:
         try:
             memory.DEVICE.require(tensor.low, tensor.high)
@@ -220,6 +214,9 @@ def stage_two(name: str, workspace: Any, workspaceSize: Any, executor: Any, stre
     if size < executor.workspace_bytes:
         rule = f"workspaceSize must be at least {executor.workspace_bytes}, as stage 1 said"
         fail(INVALID, f"{rule}, got {size}")
+    if executor.workspace_bytes:
+        place = Span(base, base, base + executor.workspace_bytes)
+        check_place(INVALID, "workspace", place, 1)
     try:
         number = stream_number(stream)
     except StatusError as failed:

@@ -1,15 +1,19 @@
 """A plan with its addresses: which results may be written in place, and which need a detour."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
 
 from normgrad.arrays import View
 from normgrad.device import Memory
+from normgrad.device.failures import fail
 from normgrad.dtypes import ITEMSIZE
 from normgrad.hostmem import ALIGNMENT
 from normgrad.overlap import detour, may_replace, needs_bounce
 from normgrad.plan import Plan
 from normgrad.spec import SLOT, TensorSpec
+
+_ADDRESSES: Final = 2**63  # kernels count them in int64; no program has one beyond
 
 
 class Placed(Protocol):
@@ -34,6 +38,16 @@ class Span(NamedTuple):
     address: int
     low: int
     high: int
+
+
+def check_place(status: IntEnum, name: str, place: Placed, itemsize: int) -> None:
+    """The status for bytes that no memory has, and for elements that none begins at."""
+    if not 0 < place.low < place.high <= _ADDRESSES:
+        got = f"bytes {place.low:#x} to {place.high:#x}"
+        fail(status, f"{name} must lie where addresses reach, 0 to {_ADDRESSES:#x}, got {got}")
+    if place.address % itemsize:
+        rule = f"must begin at a multiple of {itemsize} bytes"
+        fail(status, f"{name} {rule}, got address {place.address:#x}")
 
 
 class Move(NamedTuple):

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from normgrad import device as devices
 from normgrad.device.failures import is_null, not_null, whole
-from normgrad.device.launch import Arrangement, Span
+from normgrad.device.launch import Arrangement, Span, check_place
+from normgrad.dtypes import ITEMSIZE
 from normgrad.errors import ArgumentError, BackendError
 from normgrad.hostmem import byte_range
 from normgrad.infiniop.constants import infiniDevice_t
@@ -55,14 +56,24 @@ _SLOTS: Final = tuple(SLOT[role] for role in TENSORS.values())
 class infiniopBatchNormBackwardDescriptor_t:
     """A plan for any number of computations with different data."""
 
-    __slots__ = ("alive", "arrangement", "device", "device_id", "ranges", "workspace_bytes")
+    __slots__ = (
+        "alive",
+        "arrangement",
+        "device",
+        "device_id",
+        "itemsize",
+        "ranges",
+        "workspace_bytes",
+    )
 
     def __init__(self, device: int, device_id: int, arrangement: Arrangement) -> None:
         self.device = device
         self.device_id = device_id
         self.arrangement = arrangement
         self.workspace_bytes = arrangement.workspace_bytes
-        self.ranges = tuple(_range(arrangement.plan.spec, role) for role in TENSORS.values())
+        spec = arrangement.plan.spec
+        self.itemsize = ITEMSIZE[spec.x.dtype]  # all eight tensors have one type
+        self.ranges = tuple(_range(spec, role) for role in TENSORS.values())
         self.alive = True
 
 
@@ -215,8 +226,10 @@ def infiniopBatchNormBackward(
             spans[slot] = Span(0, 0, 0)
             continue
         address = not_null(BAD_PARAM, name, pointer)
-        check_range(name, address + low, address + high)
-        spans[slot] = Span(address, address + low, address + high)
+        span = Span(address, address + low, address + high)
+        check_place(BAD_PARAM, name, span, found.itemsize)
+        check_range(name, span.low, span.high)
+        spans[slot] = span
     scratch = 0 if is_null(workspace) else whole(BAD_PARAM, "workspace", workspace)
     size = whole(BAD_PARAM, "workspace_size", workspace_size)
     if size < found.workspace_bytes:
@@ -225,7 +238,9 @@ def infiniopBatchNormBackward(
     if found.workspace_bytes:
         if not scratch:
             fail(BAD_PARAM, f"workspace must not be null for {found.workspace_bytes} bytes")
-        check_range("workspace", scratch, scratch + found.workspace_bytes)
+        place = Span(scratch, scratch, scratch + found.workspace_bytes)
+        check_place(BAD_PARAM, "workspace", place, 1)
+        check_range("workspace", place.low, place.high)
     number = stream_number(stream)
     try:
         launch = found.arrangement.bind(spans)

@@ -8,6 +8,7 @@ from normgrad.capi.bridge.handles import Handles
 from normgrad.capi.signatures import Function, operators
 from normgrad.device import memory, messages
 from normgrad.device.launch import Arrangement
+from normgrad.dtypes import ITEMSIZE
 from normgrad.hostmem import byte_range
 from normgrad.plan import Plan
 from normgrad.spec import ROLES
@@ -147,6 +148,7 @@ def _reusable(handles: Handles, arrangement: Arrangement) -> tuple[Any, Plan]:
     plan = arrangement.plan
     made = _launch(handles, 0, plan, arrangement.workspace_bytes, offer=True)
     launch = made[0]
+    launch.itemsize = ITEMSIZE[plan.spec.x.dtype]
     for place, role in enumerate(ROLES):
         tensor = plan.spec.tensor(role)
         if tensor is not None:

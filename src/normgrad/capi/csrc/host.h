@@ -37,6 +37,7 @@ struct normgrad_launch {
     int64_t addresses[11];
     int64_t low[11];
     int64_t high[11];
+    int64_t itemsize; /* of every tensor; low, high and this where addresses come with the call */
     int32_t meetings;
     struct normgrad_meeting meeting[32];
 };

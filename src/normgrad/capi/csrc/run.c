@@ -60,8 +60,9 @@ infiniStatus_t normgrad_infiniop(infiniopBatchNormBackwardDescriptor_t desc, voi
         int role = roles[i];
         if (launch->low[role] == launch->high[role])
             continue; /* empty: there may be no memory at all */
-        addresses[role] = (int64_t)(intptr_t)data[i];
-        right = data[i] != NULL;
+        int64_t at = addresses[role] = (int64_t)(intptr_t)data[i];
+        right = at > -launch->low[role] && at <= INT64_MAX - launch->high[role] &&
+                at % launch->itemsize == 0;
     }
     if (!right || !apart(launch, addresses)) {
         normgrad_host.handle_cancel(handle);
