@@ -1,5 +1,7 @@
-"""What normgrad raises. Each error names the argument, the rule and the value."""
+"""What normgrad raises, and tells. Each error names the argument, the rule and the value."""
 
+import contextlib
+import sys
 from collections.abc import Mapping
 
 
@@ -71,6 +73,13 @@ class BackendError(NormgradError, ValueError):
     def __str__(self) -> str:
         listed = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
         return f"no backend takes {self.request} ({listed})"
+
+
+def tell(text: str) -> None:
+    """A line on stderr. Where it is closed or full the line is lost, and nothing else changes."""
+    if sys.stderr is not None:  # as in a process without it: print would take stdout
+        with contextlib.suppress(OSError, ValueError):
+            print(f"normgrad: {text}", file=sys.stderr, flush=True)
 
 
 class _Names(dict[str, str]):

@@ -1,7 +1,10 @@
 """Python's side of the C libraries, in this process: where something runs out, and where another
 thread comes between. The programs of ``test_programs`` meet neither reliably."""
 
+import errno
+import io
 import subprocess
+import sys
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 
 from normgrad import aclnn
 from normgrad.aclnn import products, runtime
+from normgrad.backends.cpu.threads import pool
 from normgrad.capi import generate
 from normgrad.capi.bridge import functions
 from normgrad.capi.bridge.handles import Handles
@@ -98,6 +102,31 @@ def test_checked_mode_tells_every_failure(monkeypatch, capsys, checked, name, ar
     UsedUp()(name, *arguments)
     told = capsys.readouterr().err.splitlines()
     assert [line.startswith(f"normgrad: {words}") for line in told] == [True] * checked, told
+
+
+class Unwritable(io.StringIO):
+    """As /dev/full, or a pipe without a reader."""
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, closed(), Unwritable()], ids=["none", "closed", "full"])
+def test_checked_mode_without_a_stderr(monkeypatch, capsys, stream):
+    """The status is the function's own, and no line goes elsewhere."""
+    monkeypatch.setattr(memory, "checked", True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert UsedUp()("aclrtSetDevice", 77) == 107001
+    monkeypatch.setenv("NORMGRAD_NUM_THREADS", "zero")
+    pool._complain.cache_clear()
+    assert pool.thread_count() >= 1  # it complains, too
+    assert capsys.readouterr().out == ""
 
 
 class Registry:

@@ -1,6 +1,5 @@
 """Every function of the headers, from C's arguments to the interface's function and back."""
 
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from normgrad.capi.bridge.handles import Handles
 from normgrad.capi.generate import bridged
 from normgrad.capi.signatures import FACES, HANDLES, Function, Parameter
 from normgrad.device import memory, messages
+from normgrad.errors import tell
 from normgrad.infiniop import status as infini
 
 External = Callable[..., Any]
@@ -161,7 +161,7 @@ def _checked(call: External, function: Function, ffi: Any) -> External:
     if not memory.checked:
         return call
 
-    def tell(*args: Any) -> Any:
+    def telling(*args: Any) -> Any:
         answer = call(*args)
         if function.result in _FAILED:
             if answer:
@@ -170,13 +170,13 @@ def _checked(call: External, function: Function, ffi: Any) -> External:
             _tell()
         return answer
 
-    return tell
+    return telling
 
 
 def _tell(status: int = 0) -> None:
     """The recent sentence on stderr; functions that return a pointer have no status."""
     words = f"status {status}: " if status else ""
-    print(f"normgrad: {words}{messages.recent()}", file=sys.stderr, flush=True)
+    tell(f"{words}{messages.recent()}")
 
 
 def _reporter(name: str, inside: Any, no_memory: Any) -> Callable[..., Any]:

@@ -8,12 +8,12 @@ own.
 import ctypes
 import functools
 import os
-import sys
 import threading
 from typing import Any
 
 from normgrad.backends.cpu import tasks
 from normgrad.cores import cores
+from normgrad.errors import tell
 
 # Threads for each core at most.
 _MOST = 4
@@ -116,7 +116,7 @@ def thread_count() -> int:
 def _complain(wish: str | bytes) -> None:
     text = os.fsdecode(wish)
     rule = "NORMGRAD_NUM_THREADS must be a number of threads"
-    print(f"normgrad: {rule}, got {text!r}, which is ignored", file=sys.stderr, flush=True)
+    tell(f"{rule}, got {text!r}, which is ignored")
 
 
 @functools.cache
