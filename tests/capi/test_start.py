@@ -192,6 +192,21 @@ def test_first_call_by_threads_that_hold_the_lock(capi):
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
+ELSEWHERE = """
+import ctypes, os, sys
+os.chdir(sys.argv[1])
+lib = ctypes.CDLL("lib/libinfinirt.so")
+os.chdir("/")
+print(lib.infinirtInit())
+"""
+
+
+def test_a_program_that_moves_on_before_its_first_call(capi):
+    """The library's path was relative, and leads nowhere any more."""
+    done = execute(Path(sys.executable), "-c", ELSEWHERE, str(capi.prefix))
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
 def test_flags_need_a_build(tmp_path):
     line = [sys.executable, "-m", "normgrad", "capi-flags", "--prefix", str(tmp_path)]
     environment = {"PYTHONPATH": str(SRC)}

@@ -21,7 +21,7 @@ def start(library: str, version: str, digest: str, host: int, table: int) -> Non
         raise RuntimeError(msg)
     # A C program may pass memory that it got elsewhere: addresses are looked up only on demand.
     memory.checked = os.environ.get("NORMGRAD_CHECKED") == "1"
-    module = _load(Path(library).resolve().parent / "normgrad")
+    module = _load(Path(library).parent / "normgrad")
     fill(Handles(module.ffi, module.lib))
     module.lib.normgrad_fill(host, table)
 

@@ -10,6 +10,7 @@
 
 #include <Python.h> /* for its types alone */
 #include <dlfcn.h>
+#include <limits.h>
 #include <link.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -30,6 +31,7 @@ static pthread_t starter;
 static atomic_int started; /* by `starter`, which is not done yet */
 static int orphaned;
 static char failure[1024];
+static char library[PATH_MAX]; /* ours, absolute and without links */
 static _Thread_local char recent[2048];
 
 #define FUNCTIONS(X)                                                                           \
@@ -171,13 +173,10 @@ static int give(PyObject* names, const char* name, PyObject* value)
 
 static int fill_table(void) /* with the GIL */
 {
-    Dl_info self;
     int filled = 0;
     PyObject *names = py.PyDict_New(), *done = NULL;
-    if (!dladdr((void*)&fill_table, &self))
-        self.dli_fname = "";
     if (names && give(names, "roots", py.PyUnicode_DecodeFSDefault(NORMGRAD_ROOTS)) &&
-        give(names, "library", py.PyUnicode_DecodeFSDefault(self.dli_fname)) &&
+        give(names, "library", py.PyUnicode_DecodeFSDefault(library)) &&
         give(names, "version", py.PyUnicode_DecodeFSDefault(NORMGRAD_VERSION)) &&
         give(names, "digest", py.PyUnicode_DecodeFSDefault(NORMGRAD_DIGEST)) &&
         give(names, "host", py.PyLong_FromVoidPtr((void*)&normgrad_host)) &&
@@ -244,6 +243,14 @@ static void in_child(void)
 __attribute__((constructor)) static void watch_forks(void)
 {
     pthread_atfork(NULL, NULL, in_child);
+}
+
+/* While a relative path still leads here: the program may be elsewhere at its first call. */
+__attribute__((constructor)) static void find_library(void)
+{
+    Dl_info self;
+    if (dladdr((void*)&find_library, &self) && !realpath(self.dli_fname, library))
+        snprintf(library, sizeof library, "%s", self.dli_fname);
 }
 
 static int first_call(void)
