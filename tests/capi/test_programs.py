@@ -209,6 +209,11 @@ def test_a_fork_during_the_first_call(capi):
     assert (done.returncode, done.stdout) == (0, "child 0, parent 0\n"), done.stderr
 
 
+def test_a_cancelled_thread_leaves_no_lock_held(capi):
+    done = capi.run("cancelled.c")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
 MISTAKES = {
     "double-free": ("aclrtFree: devPtr", "which aclrtFree has already freed"),
     "inner-pointer": ("aclrtFree: devPtr", "4 bytes inside allocation 1 of aclrtMalloc (16 bytes"),

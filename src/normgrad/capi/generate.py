@@ -49,7 +49,7 @@ def forwards() -> str:
 
 def _forward(function: Function) -> str:
     declared = ", ".join(f"{p.type} {p.name}" for p in function.parameters) or "void"
-    head = f"EXPORT {function.result} {function.name}({declared})\n{{\n"
+    head = f"EXPORT {function.result} {function.name}({declared})\n{{\n    NORMGRAD_WHOLE;\n"
     if function.name in _MESSAGES:
         return f"{head}    return normgrad_recent();\n}}\n"
     refused = _NO_PYTHON.get(function.result, "NULL")
