@@ -269,3 +269,34 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(build.BuildError, match="the module does not compile"):
         build.build(tmp_path / "prefix")
     assert not (tmp_path / "prefix").exists()
+
+
+def contents(prefix):
+    """What every file of a folder holds, and what every link says."""
+    found = sorted(path for path in prefix.rglob("*") if path.is_symlink() or path.is_file())
+    return {p: p.readlink() if p.is_symlink() else (p.read_bytes(), p.stat().st_ino) for p in found}
+
+
+@pytest.mark.parametrize("obstacle", ["file for a folder", "folder for a file", "no copy"])
+def test_an_install_that_fails_leaves_what_was_there(tmp_path, obstacle):
+    library, module = tmp_path / build.LIBRARY, tmp_path / "module.so"
+    prefix = tmp_path / "prefix"
+    library.write_text("old")
+    module.write_text("old")
+    build._install(prefix, library, module)
+    (prefix / "include" / "infiniop.h").write_text("old")
+    if obstacle == "file for a folder":
+        (prefix / "lib64" / "normgrad" / "module.so").unlink()
+        (prefix / "lib64" / "normgrad").rmdir()
+        (prefix / "lib64" / "normgrad").touch()
+    elif obstacle == "folder for a file":
+        (prefix / "lib" / "libinfiniop.so").unlink()
+        (prefix / "lib" / "libinfiniop.so").mkdir()
+    else:
+        library.unlink()  # what cannot be copied
+    before = contents(prefix)
+    module.write_text("new")
+    with pytest.raises((OSError, build.BuildError), match=r"normgrad|libinfiniop"):
+        build._install(prefix, library, module)
+    assert contents(prefix) == before
+    assert not list(prefix.glob(".*"))

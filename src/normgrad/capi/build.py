@@ -181,26 +181,32 @@ def _compile_module(command: list[str], folder: Path, ffi: Any) -> Path:
 
 
 def _install(prefix: Path, library: Path, module: Path) -> None:
-    shutil.copytree(signatures.INCLUDE, prefix / "include", dirs_exist_ok=True)
-    packages.write(prefix)
-    _link(prefix)
-    _place(module, prefix / "lib64" / "normgrad")
-    _place(library, prefix / "lib64")  # the last: where it is, all the rest is
-
-
-def _place(file: Path, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    beside = folder / f"{file.name}.new"
-    shutil.copy(file, beside)
-    beside.replace(folder / file.name)  # a running program keeps the old one
+    """All of it beside its place first, where a full disk harms nothing, then moved."""
+    prefix.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=prefix) as name:
+        made = Path(name)
+        shutil.copytree(signatures.INCLUDE, made / "include")
+        packages.write(made)
+        folder = made / "lib64" / "normgrad"
+        folder.mkdir(parents=True)
+        shutil.copy(module, folder)
+        shutil.copy(library, made / "lib64")
+        _link(made)
+        files = [path.relative_to(made) for path in made.rglob("*") if path.is_file()]
+        for file in files:
+            (prefix / file).parent.mkdir(parents=True, exist_ok=True)
+            if (prefix / file).is_dir():
+                msg = f"{prefix / file} is a folder: a file must go there"
+                raise BuildError(msg)
+        files.sort(key=lambda file: file.name == LIBRARY)  # the last: where it is, all the rest is
+        for file in files:
+            (made / file).replace(prefix / file)  # a running program keeps the old one
 
 
 def _link(prefix: Path) -> None:
     for folder, names in LINKS.items():
-        (prefix / folder).mkdir(exist_ok=True)
         for name in names:
             place = prefix / folder / name
-            place.unlink(missing_ok=True)
             place.symlink_to(LIBRARY if folder == "lib64" else f"../lib64/{LIBRARY}")
 
 
