@@ -33,6 +33,7 @@ static int rounds(void)
         failed |= !normgrad_take(made[i], NORMGRAD_EXECUTOR);
         if (i % 16 == 0)
             failed |= normgrad_compute(&launch, addresses, NULL);
+        normgrad_watch_exit();
         host->handle_finish(made[i]);
     }
     while (host->handles_retired(gone, BATCH))

@@ -171,13 +171,14 @@ class Interrupted(Bridge):
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory):
-    """registry.c alone, and what reads it."""
+    """registry.c with what it needs, and what reads it."""
     if reason := missing():
         pytest.skip(reason)
     import cffi
 
     path = tmp_path_factory.mktemp("registry") / "registry.so"
-    line = ["gcc", "-shared", "-fPIC", "-pthread", str(SOURCES / "registry.c"), "-o", str(path)]
+    parts = [str(SOURCES / name) for name in ("registry.c", "exit.c")]
+    line = ["gcc", "-shared", "-fPIC", "-pthread", *parts, "-o", str(path)]
     subprocess.run(line, check=True)
     ffi = cffi.FFI()
     structs = generate.bridge_cdef().partition("uint64_t handle_new(")[0]

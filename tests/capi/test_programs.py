@@ -181,7 +181,7 @@ def test_under_address_sanitizer(capi_asan, arguments):
 def test_handles_and_helpers_under_thread_sanitizer(capi, tmp_path):
     """The parts without Python, linked alone: Python itself would drown the report."""
     program = tmp_path / "race"
-    parts = [str(SOURCES / name) for name in ("registry.c", "pool.c")]
+    parts = [str(SOURCES / name) for name in ("registry.c", "pool.c", "exit.c")]
     flags = ["-std=c11", "-O1", "-g", "-fsanitize=thread", f"-I{SOURCES}", "-pthread"]
     line = ["gcc", *flags, str(HERE / "race.c"), *parts, "-o", str(program)]
     built = subprocess.run(line, capture_output=True, text=True, check=False)
@@ -196,7 +196,7 @@ def test_handles_and_helpers_under_thread_sanitizer(capi, tmp_path):
 
 def test_forks_beside_busy_threads(capi, tmp_path):
     program = tmp_path / "forks"
-    parts = [str(SOURCES / name) for name in ("registry.c", "pool.c")]
+    parts = [str(SOURCES / name) for name in ("registry.c", "pool.c", "exit.c")]
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", f"-I{SOURCES}", "-pthread"]
     line = ["gcc", *flags, str(HERE / "forks.c"), *parts, "-o", str(program)]
     subprocess.run(line, check=True)
@@ -211,6 +211,11 @@ def test_a_fork_during_the_first_call(capi):
 
 def test_a_cancelled_thread_leaves_no_lock_held(capi):
     done = capi.run("cancelled.c")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_handlers_of_exit_run_what_was_planned(capi):
+    done = capi.run("ending.c")
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 

@@ -13,7 +13,7 @@ _NO_PYTHON: Final = {
     "const char*": '""',
 }
 _MESSAGES: Final = ("aclGetRecentErrMsg", "infiniGetRecentErrMsg")
-_COMPUTE: Final = "infiniopBatchNormBackward"
+COMPUTE: Final = "infiniopBatchNormBackward"
 
 
 def bridged() -> tuple[Function, ...]:
@@ -54,7 +54,6 @@ def _forward(function: Function) -> str:
         return f"{head}    return normgrad_recent();\n}}\n"
     refused = _NO_PYTHON.get(function.result, "NULL")
     call = f"normgrad_table.{function.name}({_casts(function)})"
-    answer = f"({function.result}){call}"
     lines = ["    if (!normgrad_ready())", f"        return {refused};"]
     if function.is_stage_two:
         arguments = ", ".join(p.name for p in function.parameters)
@@ -64,7 +63,7 @@ def _forward(function: Function) -> str:
             "    if (status != NORMGRAD_TO_PYTHON)",
             "        return status;",
         ]
-    elif function.name == _COMPUTE:
+    elif function.name == COMPUTE:
         desc, workspace, size, *data, stream = [p.name for p in function.parameters]
         lines += [
             f"    const void* const data[8] = {{{', '.join(data)}}};",
@@ -74,7 +73,11 @@ def _forward(function: Function) -> str:
             "    if (!to_python)",
             "        return status;",
         ]
-    lines.append(f"    return {answer};")
+    lines += [
+        f"    {function.result} answer = ({function.result}){call};",
+        "    normgrad_watch_exit();",
+        "    return answer;",
+    ]
     return head + "\n".join(lines) + "\n}\n"
 
 

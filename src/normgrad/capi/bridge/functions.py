@@ -39,6 +39,8 @@ def fill(handles: Handles) -> None:
     for function in bridged():
         inside, no_memory = _FAILED.get(function.result, (0, 0))
         call = _checked(_external(handles, function), function, ffi)
+        if operators.plans(function):
+            call = operators.until_exit(handles, call)
         if function.name == "aclrtGetSocName":
             inside = ffi.NULL
         ffi.def_extern(

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from normgrad.aclnn.status import Status
 from normgrad.capi.bridge.handles import Handles
+from normgrad.capi.generate import COMPUTE
 from normgrad.capi.signatures import Function, operators
 from normgrad.device import memory, messages
 from normgrad.device.launch import Arrangement
@@ -34,6 +35,23 @@ def external(
     if name == "aclDestroyAclOpExecutor":
         return _change(handles, target, handles.lib.handle_end)
     return _descriptor(handles, function, target, null_result) if name == _CREATE else None
+
+
+def plans(function: Function) -> bool:
+    """Whether a call may need the compiler: to plan, or for a result that lies over an operand."""
+    name = function.name
+    return name.removesuffix(_STAGE_ONE) in operators() or name in (_CREATE, COMPUTE)
+
+
+def until_exit(handles: Handles, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, which fails where the compiler has been taken down already."""
+
+    def guarded(*args: Any) -> Any:
+        if handles.lib.program_ending():
+            raise RuntimeError("the program is ending: nothing is planned or compiled any more")
+        return call(*args)
+
+    return guarded
 
 
 def _stage_one(

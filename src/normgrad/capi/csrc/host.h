@@ -59,6 +59,7 @@ struct normgrad_host {
     uintptr_t (*face_new)(uint64_t handle, int device, int device_id);
     uint64_t (*face_handle)(uintptr_t face);
     void (*face_end)(uintptr_t face);
+    int (*program_ending)(void);
 };
 
 /* registry.c: numbers that stand for objects. */
@@ -70,6 +71,10 @@ int normgrad_tagged(uint64_t handle);
 /* start.c: whether Python runs and the table is filled; the reason if not. */
 int normgrad_ready(void);
 const char* normgrad_recent(void);
+
+/* exit.c: to be called when Python may have loaded libraries; whether the program is ending. */
+void normgrad_watch_exit(void);
+int normgrad_ending(void);
 
 /* pool.c: the entry, with as many helpers as are idle. */
 int32_t normgrad_compute(const struct normgrad_launch* launch, int64_t* addresses,

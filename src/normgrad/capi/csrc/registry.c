@@ -334,4 +334,5 @@ static void face_end(uintptr_t address)
 const struct normgrad_host normgrad_host = {
     handle_new,      kind_of,    label_of,          handle_begin,    handle_cancel, handle_finish,
     handle_end,      handle_repeatable, handles_retired, face_new, face_handle,   face_end,
+    normgrad_ending,
 };
