@@ -61,7 +61,7 @@ from normgrad.spec import Op
         (("layer_norm", "65537x300", "bfloat16", "contiguous", "a100"), "whole rows, 216 programs"),
         (("layer_norm", "16383x4095"), "whole rows in a ring, 132 programs"),
         (("layer_norm", "16384x3072"), "whole rows in a ring, 132 programs"),
-        (("layer_norm", "128x12288"), "whole rows, 128 programs"),
+        (("layer_norm", "128x12288"), "resident rows, 88 teams"),
         (("layer_norm", "1024x12288"), "resident rows, 88 teams"),
         (("layer_norm", "1024x65536"), "resident rows, 16 teams"),
         (("layer_norm", "4096x16384"), "resident rows, 66 teams"),

@@ -21,7 +21,7 @@ def _rows(builder: Builder, role: str, geometry: Geometry) -> tuple[Ref, int] | 
     rows, cols = geometry.outer, geometry.channels
     steps = reshaped_strides(tensor, (rows, cols))
     if steps is not None and steps[0] >= 0 and (cols == 1 or steps[1] == 1):
-        return Ref(role, 0, tensor.dtype), steps[0]
+        return Ref(role, 0, tensor.dtype), steps[0] if rows > 1 else cols  # one row is packed
     return (builder.bounce(role) if role == "dx" else builder.pack(role)), cols
 
 

@@ -22,10 +22,10 @@ from normgrad.spec import Spec
 
 _ROUNDS = 8  # of rows in registers, for the next to come straight there
 _LONGEST = 12288  # columns that a block of 16 warps keeps in registers with their sums
-# More columns than these go to teams where each has some rows: 8192x12288 in bfloat16 reads 90 %
+# More columns than these go to teams, where there can be any: 8192x12288 in bfloat16 reads 90 %
 # instead of 74, 4096x10240 77 instead of 62 (float32 90 and 87), 1024x12288 48 and 46 (70 and 64);
 # 512x12288 the same, 128x12288 takes 19.0 us instead of 17.5 (float32 18.3 and 19.5).
-_LONG, _SOME_ROWS = 8192, 4
+_LONG = 8192
 
 
 def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bool) -> Program:
@@ -33,7 +33,7 @@ def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bo
 
     Without ``teams`` nothing is copied asynchronously.
     """
-    rows, cols = geometry.outer, geometry.channels
+    cols = geometry.channels
     data = rows_of(builder, geometry)
     if data["dx"] is None and cols > _LONG:
         long_rows(builder, geometry, device, data, reads_x=_reads_x(builder))
@@ -42,9 +42,8 @@ def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bo
     whole = builder.compute == "float32" and cols <= _LONGEST
     if ring is not None:
         count = ring_teams(ring, geometry, device, data)
-        if not whole or rows >= _SOME_ROWS * count:
-            team_rows(builder, geometry, device, data, ring, count)
-            return builder.finish(f"resident rows, {count} teams")
+        team_rows(builder, geometry, device, data, ring, count)
+        return builder.finish(f"resident rows, {count} teams")
     sets = choose_sets(builder, geometry, device, data) if teams and whole else None
     if sets is not None:
         programs = ring_rows(builder, geometry, device, data, sets)
@@ -122,8 +121,8 @@ def _tiles(spec: Spec, rows: int, cols: int, itemsize: int, device: Device) -> _
     if warps >= 8 or (uneven and itemsize == 4):
         per = 1
     held = (6 if three else 4) * vector * warps * THREADS
-    tile_rows = max(1, power_of_two(held // width + 1) // 2)
-    tile_rows = min(tile_rows, 32, power_of_two(rows))
+    # However few rows there are: what a row's sums are may not depend on it.
+    tile_rows = min(max(1, power_of_two(held // width + 1) // 2), 32)
     most = 3 if warps == 4 else 1
     ahead = chunk == cols and _ahead(
         spec, cols, rows // (tile_rows * most * device.multiprocessors)
