@@ -22,7 +22,7 @@ class Plan:
 
     spec: Spec
     geometry: Geometry
-    compute: str  # the type of all arithmetic
+    compute: str  # the type of all arithmetic; a backend may use a wider one
     backend: "backends.Backend" = field(repr=False)
     config: object  # what the backend decided; frozen and printable
     workspace_bytes: int

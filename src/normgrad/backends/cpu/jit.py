@@ -20,7 +20,10 @@ ENABLED: Final = not numba.config.DISABLE_JIT
 # Sums are blocked by hand, so nothing may be reassociated; a product and a sum may become one.
 _FLAGS: Final = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 
-inner = numba.njit(**_FLAGS, forceinline=True)
+inner = numba.njit(**_FLAGS)
+# For what is called for each slab, row or column: calls cost as much as what they do. Instance norm
+# of 16x64x8x8 in float32 takes 60 us without, 38 with; loops over data gain nothing, or lose.
+inlined = numba.njit(**_FLAGS, forceinline=True)
 
 _BLOCK = types.CPointer(types.int64)
 # Parameter block, addresses, workspace, argument, index of the task and of the thread's next one.

@@ -75,14 +75,14 @@ def row_lanes(fmt, flat, dy, x, gamma, columns, mean):
     return p0 + p1, q0 + q1
 
 
-@jit.inner
+@jit.inlined
 def row_statistics(params, addresses, workspace, row, factors):
     """Leave mean and rstd of a row as float64."""
     write(F64, factors, entry(params, addresses, workspace, slots.MEAN, row, 0.0))
     write(F64, factors + 8, inverse_deviation(params, addresses, workspace, row))
 
 
-@jit.inner
+@jit.inlined
 def row_slopes(factors, sum_g, sum_xmu, inverse):
     """Leave b and c of a row beside them."""
     rstd = read(F64, factors + 8)
@@ -90,7 +90,7 @@ def row_slopes(factors, sum_g, sum_xmu, inverse):
     write(F64, factors + 24, -rstd * (sum_g * inverse))
 
 
-@jit.inner
+@jit.inlined
 def row_factors(fmt, flat, params, addresses, workspace, dy, x, gamma, row, inverse, factors):
     """Mean, rstd, b and c of a row."""
     row_statistics(params, addresses, workspace, row, factors)
@@ -116,7 +116,7 @@ def row_factors(fmt, flat, params, addresses, workspace, dy, x, gamma, row, inve
         row_slopes(factors, sum_g, sum_xmu, inverse)
 
 
-@jit.inner
+@jit.inlined
 def four_factors(
     fmt, flat, params, addresses, workspace, dy, x, dy_step, x_step, gamma, row, inverse, factors
 ):  # fmt: skip
@@ -142,7 +142,7 @@ def four_factors(
             row_slopes(factors + one * FACTORS, sums_g[one], sums_xmu[one], inverse)
 
 
-@jit.inner
+@jit.inlined
 def factor(fmt, factors, row, which):
     """One of a row's factors in every lane."""
     return splat(fmt, read(F64, factors + row * FACTORS + which * 8))
@@ -271,7 +271,7 @@ def one_row(
         column += width
 
 
-@jit.inner
+@jit.inlined
 def second_pass(
     fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns, factors, some,
     writing, adding, weighing, streaming, asking,

@@ -19,14 +19,14 @@ from normgrad.backends.cpu.vectors.formats import (
 )
 
 
-@jit.inner
+@jit.inlined
 def place(params, addresses, workspace, slot):
     """The address behind a place: an offset into the workspace, or -1 - role."""
     at = params[slot]
     return workspace + at if at >= 0 else addresses[-1 - at]
 
 
-@jit.inner
+@jit.inlined
 def read_any(code, address):
     """One number of the type that a code names, as float64."""
     if code == F32_CODE:
@@ -42,7 +42,7 @@ def read_any(code, address):
     return read(I64, address)
 
 
-@jit.inner
+@jit.inlined
 def write_any(code, address, value):
     """One float64 rounded once into the type that a code names."""
     if code == F32_CODE:
@@ -55,7 +55,7 @@ def write_any(code, address, value):
         write(F64, address, value)
 
 
-@jit.inner
+@jit.inlined
 def entry(params, addresses, workspace, slot, index, default):
     """An element of a vector, or the default of one that was not given."""
     code = params[slot + slots.CODE]
@@ -65,7 +65,7 @@ def entry(params, addresses, workspace, slot, index, default):
     return read_any(code, start + index * params[slot + slots.STRIDE])
 
 
-@jit.inner
+@jit.inlined
 def put(params, addresses, workspace, slot, index, value):
     """Write an element of a result, if it is wanted."""
     code = params[slot + slots.CODE]
@@ -74,7 +74,7 @@ def put(params, addresses, workspace, slot, index, value):
         write_any(code, start + index * params[slot + slots.STRIDE], value)
 
 
-@jit.inner
+@jit.inlined
 def inverse_deviation(params, addresses, workspace, index):
     """The statistic that multiplies: as given, or from a variance."""
     value = entry(params, addresses, workspace, slots.RSTD, index, 1.0)
@@ -83,7 +83,7 @@ def inverse_deviation(params, addresses, workspace, index):
     return value
 
 
-@jit.inner
+@jit.inlined
 def count(params, workspace):
     """By how much sums are divided: the elements of a statistic, on all ranks together."""
     if params[slots.CORRECTION] == slots.GIVEN_CORRECTION:
@@ -91,7 +91,7 @@ def count(params, workspace):
     return np.float64(params[slots.COUNT])
 
 
-@jit.inner
+@jit.inlined
 def slope_and_offset(params, by_row, rstd, gamma, total, sum_dy, sum_xmu):
     """The factors b and c of ``dx = a * dy + b * (x - mean) + c``; a is rstd * gamma.
 

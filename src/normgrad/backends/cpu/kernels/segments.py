@@ -121,7 +121,7 @@ def sums(fmt, dy, x, dy_step, x_step, segments, length, mean):
     return sum_dy, sum_xmu
 
 
-@jit.inner
+@jit.inlined
 def lane_sums(fmt, dy, x, length, mean):
     """Both sums of a short segment, lane by lane."""
     width = lanes(fmt)
@@ -155,7 +155,7 @@ def lane_sums(fmt, dy, x, length, mean):
     return p0 + p1, q0 + q1
 
 
-@jit.inner
+@jit.inlined
 def four_sums(fmt, dy, x, dy_step, x_step, length, mean):
     """The sums of each of four short segments, whose lanes are added up together."""
     p0, q0 = lane_sums(fmt, dy, x, length, mean)

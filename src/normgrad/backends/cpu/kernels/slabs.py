@@ -107,7 +107,7 @@ def dense_gradients(fmt, params, addresses, workspace, group, dy, x, dx, mean, r
         segment -= 1
 
 
-@jit.inner
+@jit.inlined
 def near_gradients(
     fmt, params, addresses, workspace, group, dy, x, dx, first, segments, length, mean, rstd, b, c
 ):  # fmt: skip
@@ -127,7 +127,7 @@ def near_gradients(
         near_segment(fmt, at, at_x, dx + segment * dx_step, length, centre, va, vb, vc)
 
 
-@jit.inner
+@jit.inlined
 def needed_sums(fmt, params, dy, x, segments, length, mean):
     """The sums that are needed of some segments of a slab."""
     dy_step = slab_step(params, slots.DY)
@@ -137,7 +137,7 @@ def needed_sums(fmt, params, dy, x, segments, length, mean):
     return sums_of_dy(fmt, dy, dy_step, segments, length), 0.0
 
 
-@jit.inner
+@jit.inlined
 def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b, c, ask_dy, ask_x):
     """The gradients of some segments of a slab, the last one first: it was read last."""
     dy_step = slab_step(params, slots.DY)
@@ -158,7 +158,7 @@ def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b,
         scaled(fmt, dy, dx, -dy_step, -dx_step, segments, length, a)
 
 
-@jit.inner
+@jit.inlined
 def slab_place(params, slab):
     """The sample and the group of a slab; of batch norm's 0 and its channel."""
     if params[slots.BY_ROW]:
@@ -167,7 +167,7 @@ def slab_place(params, slab):
     return 0, slab
 
 
-@jit.inner
+@jit.inlined
 def slab_start(params, addresses, workspace, role, outer, group):
     """The address of a slab's first segment."""
     start = place(params, addresses, workspace, role)
@@ -176,14 +176,14 @@ def slab_start(params, addresses, workspace, role, outer, group):
     return start + group * params[role + slots.BY_CHANNEL]
 
 
-@jit.inner
+@jit.inlined
 def slab_step(params, role):
     """The distance between a slab's segments."""
     by_row = params[slots.BY_ROW]
     return params[role + slots.BY_CHANNEL] if by_row else params[role + slots.BY_OUTER]
 
 
-@jit.inner
+@jit.inlined
 def parameter(params, group, segment):
     """Which gamma a segment has."""
     if params[slots.BY_ROW]:
@@ -191,14 +191,14 @@ def parameter(params, group, segment):
     return group
 
 
-@jit.inner
+@jit.inlined
 def kept_sums(params, workspace, outer, group):
     """Where group norm keeps the sums of a slab's first channel for its parameters."""
     column = outer * 2 * params[slots.COLUMNS] + parameter(params, group, 0)
     return workspace + params[slots.AT_SUMS] + column * 8
 
 
-@jit.inner
+@jit.inlined
 def segment_sums(fmt, params, dy, x, segments, length, mean, to, step, second):
     """Leave the sums of each segment at every ``step`` from ``to`` on, the other one behind it."""
     dy_step = slab_step(params, slots.DY)
@@ -228,7 +228,7 @@ def segment_sums(fmt, params, dy, x, segments, length, mean, to, step, second):
         write(F64, to + segment * step + second, other)
 
 
-@jit.inner
+@jit.inlined
 def slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
     """What batch norm returns of a slab's sums."""
     if params[slots.CORRECTION] != slots.GIVEN_CORRECTION:
@@ -238,7 +238,7 @@ def slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
     put(params, addresses, workspace, slots.DBETA, slab, sum_dy)
 
 
-@jit.inner
+@jit.inlined
 def slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
     """The factors b and c of a slab, from its own sums or from those given."""
     if params[slots.CORRECTION] == slots.GIVEN_CORRECTION:
@@ -252,7 +252,7 @@ def slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
     return slope_and_offset(params, by_row, rstd, gamma, elements, sum_dy, sum_xmu)
 
 
-@jit.inner
+@jit.inlined
 def slab_sums(fmt, params, addresses, workspace, outer, group, dy, x, mean, rstd):
     """All sums of a slab as its factors need them."""
     inner = params[slots.INNER]
