@@ -1,6 +1,6 @@
 """How the data lie: which kernels read them in place, and which tensors are copied first."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from normgrad.geometry import Geometry, reshaped_strides
@@ -19,6 +19,12 @@ class Arrangement:
     dtype: str  # of the data as kernels see them
     strides: dict[str, Strides4]  # of each tensor as kernels see it, in elements
     copied: tuple[str, ...]
+
+
+def through_a_copy(arrangement: Arrangement, role: str, geometry: Geometry) -> Arrangement:
+    """The same with one more tensor that is copied."""
+    strides = {**arrangement.strides, role: dense(arrangement.order, geometry)}
+    return replace(arrangement, strides=strides, copied=(*arrangement.copied, role))
 
 
 def arrange(spec: Spec, geometry: Geometry, compute: str, roles: tuple[str, ...]) -> Arrangement:

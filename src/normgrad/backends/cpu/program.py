@@ -10,8 +10,8 @@ from typing import Any
 
 from normgrad.backends.cpu import jit, sizes, slots, tasks
 from normgrad.backends.cpu.blocks_plan import channels_last
-from normgrad.backends.cpu.layout import Arrangement, arrange, copy_axes, merged
-from normgrad.backends.cpu.rows_plan import groups_are_rows, rows
+from normgrad.backends.cpu.layout import Arrangement, arrange, copy_axes, merged, through_a_copy
+from normgrad.backends.cpu.rows_plan import groups_are_rows, rows, runs
 from normgrad.backends.cpu.sizes import ceil_div
 from normgrad.backends.cpu.slabs_plan import channels_first
 from normgrad.backends.cpu.vectors.formats import ABSENT, CODES, F32, F32_WIDE, F64, FORMATS, Format
@@ -61,7 +61,12 @@ class Program:
         self.arrangement: Arrangement = arrange(spec, geometry, compute, self.needs.data)
         self.flat: Format = F64 if compute == "float64" else F32
         self.format = FORMATS[self.arrangement.dtype, self.flat.wide]
-        self.order = "rows" if groups_are_rows(self) else self.arrangement.order
+        self.order = self.arrangement.order
+        if groups_are_rows(self):
+            self.order = "rows"
+            dx = self.arrangement.strides.get("dx")
+            if dx is not None and not runs(dx, geometry.shape):
+                self.arrangement = through_a_copy(self.arrangement, "dx", geometry)
         # Of parameters' sums: rows have gradients that those have no share in.
         self.sum_flat, self.sum_format = self.flat, self.format
         if self._many_terms():

@@ -27,12 +27,14 @@ def groups_are_rows(program: "Program") -> bool:
         program.spec.op is Op.GROUP_NORM
         and (tiny or geometry.inner == 1)
         and all(
-            _runs(program.arrangement.strides[role], geometry.shape) for role in program.needs.data
+            runs(program.arrangement.strides[role], geometry.shape)
+            for role in program.needs.data
+            if role != "dx"  # which goes through a copy then: it has no say in the bits
         )
     )
 
 
-def _runs(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def runs(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether the groups of a sample follow each other, each without gaps."""
     run = 1
     for step, size in zip(reversed(strides[1:]), reversed(shape[1:]), strict=True):
