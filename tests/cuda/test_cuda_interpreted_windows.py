@@ -23,9 +23,9 @@ PLANS = (
     (Op.BATCH_NORM_REDUCE, (8, 3, 37, 31), {}),
     (Op.BATCH_NORM_REDUCE, (16, 5, 9, 9), {}),
     (Op.GROUP_NORM, (2, 8, 33, 33), {"num_groups": 4}),
-    (Op.GROUP_NORM, (8, 6, 23, 25), {"num_groups": 1, "mask": half}),
+    (Op.GROUP_NORM, (8, 8, 23, 25), {"num_groups": 1, "mask": half}),
     (Op.GROUP_NORM, (1, 8, 37, 31), {"num_groups": 8}),
-    (Op.GROUP_NORM, (8, 6, 9, 15), {"num_groups": 2}),
+    (Op.GROUP_NORM, (8, 8, 9, 15), {"num_groups": 2}),
 )
 """
 

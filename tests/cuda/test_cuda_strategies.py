@@ -212,10 +212,10 @@ def test_slabs_of_uneven_channels_that_would_end_inside_of_sectors():
 
 
 @pytest.mark.parametrize(
-    ("op", "shape", "warps"), [("group_norm", "4x1280x32x32", 4), ("batch_norm", "32x512x14x14", 8)]
+    ("shape", "dtype", "warps"), [("16x1024x14x14", "float32", 4), ("32x512x14x14", "bfloat16", 8)]
 )
-def test_one_round_of_small_blocks_unless_each_has_many_words(op, shape, warps):
-    found = launches(plan(op, shape, "bfloat16", "channels-last"))
+def test_one_round_of_small_blocks_unless_each_has_many_words(shape, dtype, warps):
+    found = launches(plan("batch_norm", shape, dtype, "channels-last"))
     assert {one.warps for one in found if one.kernel in COLUMN_KERNELS} == {warps}
 
 

@@ -5,7 +5,7 @@ for each sum, small slabs would take as long as large ones: 64x512x7x7 in 32 gro
 208 us.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from normgrad.backends.cuda.device import Device
@@ -106,9 +106,20 @@ def _choose(builder: Builder, geometry: Geometry, layout: Layout, device: Device
         most = _MOST_ALONE if geometry.channels == 1 else _MOST
         cuts = (cut_across(cols, itemsize, [block], most) for block in _BLOCKS)
         shapes = [shape for shape in cuts if shape is not None]
-    tried = (_shared_out(shape, geometry, itemsize, device) for shape in shapes)
-    able = [one for one in tried if one is not None and sets_fit(one.sets, device)]
-    return min(able, key=lambda one: one.busiest(geometry.groups, device), default=None)
+    # How a slab is added up must not depend on how many samples there are.
+    typical = replace(geometry, outer=layout.typical)
+    tried = [(shape, _shared_out(shape, typical, itemsize, device)) for shape in shapes]
+    able = [
+        (one.busiest(geometry.groups, device), shape, one.sets.noted)
+        for shape, one in tried
+        if one is not None and sets_fit(one.sets, device)
+    ]
+    if not able:
+        return None
+    _, shape, noted = min(able, key=lambda one: one[0])
+    found = _shared_out(shape, geometry, itemsize, device)
+    assert found is not None
+    return replace(found, sets=replace(found.sets, noted=min(found.sets.noted, noted)))
 
 
 def _shared_out(shape: Shape, geometry: Geometry, itemsize: int, device: Device) -> _Shares | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from normgrad import hostmem
-from normgrad.backends.cuda.launch import constants_of, kernel_of
+from normgrad.backends.cuda.launch import constants_of, data_aligned, kernel_of
 from normgrad.backends.cuda.mail import Mail, with_mail
 from normgrad.backends.cuda.program import NUMBER, SLOTS, Fill, Launch, Program, Ref, Step
 from normgrad.dtypes import ITEMSIZE
@@ -30,8 +30,8 @@ def interpret(
     steps: Sequence[Step] = program.steps
     bases: list[int | None] = [*addresses, workspace]
     other = program.unaligned
-    if other is not None and any((bases[slot] or 0) & 15 for slot in program.slots):
-        memory = np.empty(other.workspace_bytes, np.uint8)  # as `launch._run_unaligned`
+    if other is not None and not data_aligned(program, bases):
+        memory = np.empty(other.workspace_bytes, np.uint8)  # as `launch` does
         interpret(other, spec, addresses, memory.ctypes.data, post)
         return
     if post is not None and program.words:

@@ -1,6 +1,7 @@
 """Compiles and launches the steps of a program on a GPU; `interpret` runs them without one."""
 
 import ctypes
+import enum
 import functools
 import importlib
 import os
@@ -9,7 +10,15 @@ from typing import Any, NamedTuple
 
 from normgrad.backends.cuda import mail
 from normgrad.backends.cuda.device import device_of
-from normgrad.backends.cuda.program import NUMBER, SLOTS, Fill, Launch, Program, Ref
+from normgrad.backends.cuda.program import (
+    DATA_SLOTS,
+    NUMBER,
+    SLOTS,
+    Fill,
+    Launch,
+    Program,
+    Ref,
+)
 from normgrad.backends.cuda.tiles import WIDE
 
 _POINTERS = {
@@ -22,6 +31,14 @@ _POINTERS = {
     "uint64": "*u64",
     NUMBER: "i32",
 }
+
+
+class Aligned(enum.IntEnum):
+    """What starts at multiples of 16 bytes, as the workspace always does."""
+
+    NONE = 0
+    ALL = 1
+    DATA = 2  # but not all vectors
 
 
 @functools.cache
@@ -38,13 +55,11 @@ def kernel_of(name: str) -> Any:
 
 def run_program(program: Program, index: int, bases: Sequence[int | None], stream: int) -> None:
     """Launch every step; ``bases`` are the roles' addresses, then the workspace."""
-    bits = 0
+    bits, aligned = 0, Aligned.ALL
     for slot in program.slots:
         bits |= bases[slot]  # type: ignore[operator]  # what a step touches has an address
-    aligned = not bits & 15
-    if program.unaligned is not None and not aligned:
-        _run_unaligned(program.unaligned, index, bases, stream)
-        return
+    if bits & 15:
+        program, bases, aligned, _memory = _at_odd_addresses(program, index, bases, stream)
     mailed = stream == 0 and has_mail(program)
     prepared = program.prepared.get((index, aligned, mailed))
     if prepared is None:
@@ -65,21 +80,41 @@ def run_program(program: Program, index: int, bases: Sequence[int | None], strea
         raise
 
 
+def data_aligned(program: Program, bases: Sequence[int | None]) -> bool:
+    """Whether the data start at multiples of 16 bytes.
+
+    Vectors need not: a slice of a batch has a slice of its statistics, and should have the bits
+    that the whole batch has there.
+    """
+    return not any((bases[slot] or 0) & 15 for slot in program.slots if slot in DATA_SLOTS)
+
+
 def has_mail(program: Program) -> bool:
     """Whether its words stay from call to call on the default stream."""
     return 0 < program.words <= mail.MOST
 
 
-def _run_unaligned(program: Program, index: int, bases: Sequence[int | None], stream: int) -> None:
-    """The other program, with a workspace of its own: rare enough not to be planned for."""
+def _at_odd_addresses(
+    program: Program, index: int, bases: Sequence[int | None], stream: int
+) -> tuple[Program, Sequence[int | None], Aligned, Any]:
+    """What to run where something starts at no multiple of 16 bytes, and on what.
+
+    If the workspace cannot be the caller's there is a new one, to be held until all is launched:
+    rare enough not to be planned for.
+    """
+    aligned = Aligned.DATA if data_aligned(program, bases) else Aligned.NONE
+    other = program.unaligned if aligned is Aligned.NONE else None
+    if other is None and not (bases[-1] or 0) & 15:
+        return program, bases, aligned, None
     import torch
 
+    program = other or program
     place = torch.cuda.default_stream(index)
     if stream:
         place = torch.cuda.ExternalStream(stream, index)
     with torch.cuda.stream(place):
         memory = torch.empty(program.workspace_bytes, dtype=torch.uint8, device=place.device)
-    run_program(program, index, [*bases[:-1], memory.data_ptr()], stream)
+    return program, [*bases[:-1], memory.data_ptr()], aligned, memory
 
 
 class Ready(NamedTuple):
@@ -94,7 +129,7 @@ class Ready(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-def _prepare(step: Launch | Fill, index: int, aligned: bool) -> Ready:
+def _prepare(step: Launch | Fill, index: int, aligned: Aligned) -> Ready:
     return _prepare_fill(step) if isinstance(step, Fill) else _prepare_kernel(step, index, aligned)
 
 
@@ -143,11 +178,13 @@ def constants_of(step: Launch) -> dict[str, Any]:
     return constants | {name: None for name, value in step.arguments if value is None}
 
 
-def _divisible(ref: Ref) -> bool:
-    return ref.dtype != NUMBER and ref.offset % 16 == 0
+def _divisible(ref: Ref, aligned: Aligned) -> bool:
+    slot = SLOTS[ref.role]
+    known = aligned == Aligned.ALL or (aligned == Aligned.DATA and slot in DATA_SLOTS)
+    return (known or slot >= SLOTS[""]) and ref.dtype != NUMBER and ref.offset % 16 == 0
 
 
-def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
+def compile_step(step: Launch, capability: int, aligned: Aligned = Aligned.ALL) -> Any:
     """A compiled kernel for a GPU of this capability; needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -159,11 +196,10 @@ def compile_step(step: Launch, capability: int, aligned: bool) -> Any:
     names = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
     given = dict(step.arguments)
-    # The workspace starts at a multiple of 16 bytes; data only if their addresses do.
     attributes = {
         (position,): [["tt.divisibility", 16]]
         for position, name in enumerate(names)
-        if isinstance(ref := given.get(name), Ref) and aligned and _divisible(ref)
+        if isinstance(ref := given.get(name), Ref) and _divisible(ref, aligned)
     }
     options: dict[str, Any] = {
         "num_warps": step.warps,
@@ -205,7 +241,7 @@ class _Arguments(NamedTuple):
     constants: dict[str, Any]
 
 
-def _prepare_kernel(step: Launch, index: int, aligned: bool) -> Ready:
+def _prepare_kernel(step: Launch, index: int, aligned: Aligned) -> Ready:
     compiled = compile_step(step, device_of(index).capability, aligned)
     names = kernel_of(step.kernel).arg_names
     values = dict(step.arguments) | constants_of(step)

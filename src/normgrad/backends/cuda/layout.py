@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from normgrad.backends.cuda.program import Argument, Builder, Ref
-from normgrad.backends.cuda.tiles import ceil_div
+from normgrad.backends.cuda.tiles import ceil_div, typical_batch
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
 from normgrad.spec import DATA, TensorSpec, row_major
@@ -34,6 +34,7 @@ class Layout:
     dy: Data
     x: Data
     dx: Data | None
+    own: bool  # samples have sums of their own, which must not depend on those around
 
     @property
     def tensors(self) -> tuple[Data, ...]:
@@ -65,14 +66,24 @@ class Layout:
         """Elements of 16 bytes, if planes are best read by those, wherever they start; else 0.
 
         Vectors at their ends have elements of the planes around, so planes must lie one after
-        another, and the last vector must not reach behind them all.
+        another, and the last vector must not reach behind them all: behind the first sample, if
+        how its sums are made is not to depend on how many there are.
         """
         itemsizes = {ITEMSIZE[one.ref.dtype] for one in self.tensors}
         itemsize = max(itemsizes)
         odd = self.family == "planes" and self.inner * itemsize % 16
-        whole = self.outer * self.channels * self.inner * itemsize % 16 == 0
+        samples = 1 if self.own else self.outer
+        whole = samples * self.channels * self.inner * itemsize % 16 == 0
         fits = len(itemsizes) == 1 and itemsize <= 4 and whole and self.packed
         return 16 // itemsize if odd and fits else 0
+
+    @property
+    def typical(self) -> int:
+        """Samples to cut the data for: those there are, or as many whatever there are."""
+        if not self.own or self.dx is None:
+            return self.outer
+        itemsize = max(ITEMSIZE[one.ref.dtype] for one in self.tensors)
+        return typical_batch(self.channels * self.inner * itemsize)
 
     @property
     def span(self) -> int:
@@ -115,7 +126,8 @@ def lay_out(builder: Builder, geometry: Geometry) -> Layout:
             for role, one in data.items()
         }
         outer, inner = 1, outer * inner
-    return Layout(family, outer, channels, inner, data["dy"], data["x"], data.get("dx"))
+    own = geometry.statistic == "row"
+    return Layout(family, outer, channels, inner, data["dy"], data["x"], data.get("dx"), own)
 
 
 def flatten(layout: Layout) -> tuple[Layout, int]:

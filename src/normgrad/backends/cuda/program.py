@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from normgrad.backends.cuda.tiles import WIDE, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import reshaped_strides
-from normgrad.spec import ROLES, Spec, TensorSpec, row_major
+from normgrad.spec import DATA, ROLES, Spec, TensorSpec, row_major
 
 _ITEMSIZE = {**ITEMSIZE, "uint64": 8}
 _ALIGNMENT = 256  # of every piece of the workspace
@@ -19,6 +19,7 @@ NUMBER = "number"
 _COPIED = 1024  # elements of a program that copies
 # Where a role's address stands; after all roles come the workspace and what `mail` takes.
 SLOTS = {role: index for index, role in enumerate((*ROLES, "", "mail", "stale", "stale_words"))}
+DATA_SLOTS = {SLOTS[role] for role in DATA}
 
 
 class Ref(NamedTuple):
@@ -44,8 +45,12 @@ class Launch:
     registers: int | None = None  # per thread, at most
     cooperative: bool = False  # all blocks must be resident: they wait for each other
     early: bool = False  # may start before the launch before it is done, and waits inside
-    aligned: bool = False  # copies asynchronously: data must lie at multiples of 16 bytes
     ring: int = 0  # bytes of shared memory behind the compiler's own, for bulk copies
+
+    @property
+    def refs(self) -> list[Ref]:
+        """What memory it touches."""
+        return [value for _, value in self.arguments if isinstance(value, Ref)]
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={value}" for name, value in self.constants)
@@ -64,17 +69,16 @@ class Fill:
     nbytes: int
     value: int
 
+    @property
+    def refs(self) -> list[Ref]:
+        """What memory it touches."""
+        return [self.target]
+
     def __str__(self) -> str:
         return f"fill {self.nbytes} bytes with {self.value:#x}"
 
 
 Step = Launch | Fill
-
-
-def _refs(step: Step) -> list[Ref]:
-    if isinstance(step, Fill):
-        return [step.target]
-    return [value for _, value in step.arguments if isinstance(value, Ref)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Program:
     strategy: str
     steps: tuple[Step, ...]
     workspace_bytes: int
-    # What runs where an address is no multiple of 16 bytes, if that is another program.
+    # What runs where data start at no multiple of 16 bytes, if that is another program.
     unaligned: "Program | None" = None
     words: int = 0  # that blocks of one of the steps exchange; another step clears them before
     # Compiled kernels by device and alignment: filled by the first run.
@@ -92,7 +96,7 @@ class Program:
     slots: tuple[int, ...] = field(init=False, compare=False, repr=False)  # that steps touch
 
     def __post_init__(self) -> None:
-        refs = [ref for step in self.steps for ref in _refs(step)]
+        refs = [ref for step in self.steps for ref in step.refs]
         slots = tuple(sorted({SLOTS[ref.role] for ref in refs}))
         object.__setattr__(self, "slots", slots)
 
@@ -215,6 +219,19 @@ class Builder:
         assert tensor is not None
         ref = self.scratch(tensor.size, tensor.dtype)
         self._after.append(_copy(ref, None, Ref(role, 0, tensor.dtype), tensor, tensor.strides))
+        return ref
+
+    def move(self, role: str) -> Ref:
+        """Data at a multiple of 16 bytes: copied there before all, or from there at the end."""
+        tensor = self.spec.tensor(role)
+        assert tensor is not None
+        steps = zip(tensor.shape, tensor.strides, strict=True)
+        ref = self.scratch(1 + sum((size - 1) * step for size, step in steps), tensor.dtype)
+        own, strides = Ref(role, 0, tensor.dtype), tensor.strides
+        if role == "dx":
+            self._after.append(_copy(ref, strides, own, tensor, strides))
+        else:
+            self.steps.append(_copy(own, strides, ref, tensor, strides))
         return ref
 
     def finish(self, strategy: str) -> Program:

@@ -219,7 +219,6 @@ def _add_planes(
         starts_early=device.starts_early,
         warps=tiles.block.warps,
         registers=tiles.block.registers,
-        aligned=True,
         ring=ring.nbytes(tiles.depth) if ring else 0,
     )
 

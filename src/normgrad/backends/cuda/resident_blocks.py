@@ -200,8 +200,8 @@ def cut_slabs(device: Device, data: Planes) -> Tiles | None:
         rows = data.planes * pieces
         if ceil_div(rows, most) > most_blocks:
             continue
-        at_once = min(resident, most_blocks * data.slabs)
-        team = share_out(rows, most, tile_rows, data.slabs, at_once)
+        at_once = resident if group else min(resident, most_blocks * data.slabs)
+        team = share_out(rows, most, tile_rows, data.slabs, at_once, alike=group)
         if team is None or rows * pieces >= 1 << 32:  # see `magic`
             continue
         chunks = ceil_div(team.share, tile_rows)

@@ -318,6 +318,5 @@ def launch_ring(
         starts_early=device.starts_early,
         warps=sets.warps,
         registers=sets.registers,
-        aligned=True,
         ring=sets.ring,
     )

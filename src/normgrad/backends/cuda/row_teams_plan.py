@@ -138,7 +138,6 @@ def team_rows(
         starts_early=device.starts_early,
         warps=ring.warps,
         registers=ring.registers,
-        aligned=True,
     )
 
 

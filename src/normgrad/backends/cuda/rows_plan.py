@@ -28,23 +28,20 @@ _LONGEST = 12288  # columns that a block of 16 warps keeps in registers with the
 _LONG = 8192
 
 
-def plan_rows(builder: Builder, geometry: Geometry, device: Device, *, teams: bool) -> Program:
-    """Rows in registers of a block, or (with ``teams``) on chip in several; else two passes.
-
-    Without ``teams`` nothing is copied asynchronously.
-    """
+def plan_rows(builder: Builder, geometry: Geometry, device: Device) -> Program:
+    """Rows in registers of a block, or on chip in several; else two passes."""
     cols = geometry.channels
     data = rows_of(builder, geometry)
     if data["dx"] is None and cols > _LONG:
         long_rows(builder, geometry, device, data, reads_x=_reads_x(builder))
         return builder.finish("sums of columns")
-    ring = choose_ring(builder, geometry, device, data) if teams and cols > _LONG else None
+    ring = choose_ring(builder, geometry, device, data) if cols > _LONG else None
     whole = builder.compute == "float32" and cols <= _LONGEST
     if ring is not None:
         count = ring_teams(ring, geometry, device, data)
         team_rows(builder, geometry, device, data, ring, count)
         return builder.finish(f"resident rows, {count} teams")
-    sets = choose_sets(builder, geometry, device, data) if teams and whole else None
+    sets = choose_sets(builder, geometry, device, data) if whole else None
     if sets is not None:
         programs = ring_rows(builder, geometry, device, data, sets)
         return builder.finish(f"whole rows in a ring, {programs} programs")

@@ -6,7 +6,8 @@ from normgrad.backends.cuda.apply_plan import add_apply
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.group_ring_plan import group_rows
 from normgrad.backends.cuda.layout import Layout, lay_out
-from normgrad.backends.cuda.program import Builder, Launch, Program
+from normgrad.backends.cuda.moved import moved
+from normgrad.backends.cuda.program import Builder, Launch, Program, Step
 from normgrad.backends.cuda.resident import resident_planes
 from normgrad.backends.cuda.resident_columns import resident_columns
 from normgrad.backends.cuda.rows_plan import plan_rows
@@ -14,6 +15,8 @@ from normgrad.backends.cuda.sums_plan import add_finish, add_sums
 from normgrad.backends.cuda.tiles import WIDE
 from normgrad.geometry import Geometry
 from normgrad.spec import Op, Spec
+
+_ELEMENTWISE = ("copy.", "apply.plane_apply", "apply.column_apply")
 
 
 def too_many(geometry: Geometry) -> str | None:
@@ -28,30 +31,34 @@ def too_many(geometry: Geometry) -> str | None:
 
 def make_program(spec: Spec, geometry: Geometry, compute: str, device: Device) -> Program:
     """The kernel plan: a pure function of its arguments."""
-    program = _make(spec, geometry, compute, device, resident=True)
-    if not any(isinstance(step, Launch) and step.aligned for step in program.steps):
+    program = _make(spec, geometry, compute, device)
+    if not any(_adds_up(step) for step in program.steps):
         return program
-    # Asynchronous copies take 4 bytes at the least, at addresses that are multiples of that.
-    other = _make(spec, geometry, compute, device, resident=False)
-    return dataclasses.replace(program, unaligned=other)
+    return dataclasses.replace(program, unaligned=moved(program, spec))
 
 
-def _make(
-    spec: Spec, geometry: Geometry, compute: str, device: Device, *, resident: bool
-) -> Program:
+def _adds_up(step: Step) -> bool:
+    """Whether the address of data has a say in the order of a sum.
+
+    The compiler deals out wide loads to threads otherwise than narrow ones.
+    """
+    return isinstance(step, Launch) and not step.kernel.startswith(_ELEMENTWISE)
+
+
+def _make(spec: Spec, geometry: Geometry, compute: str, device: Device) -> Program:
     builder = Builder(spec, compute)
     if geometry.size == 0:
         return _zeros(builder)
     if spec.op is Op.LAYER_NORM:
-        return plan_rows(builder, geometry, device, teams=resident)
+        return plan_rows(builder, geometry, device)
     layout = lay_out(builder, geometry)
     sums_wanted = any(role != "dx" for role in spec.wanted)
     corrected = spec.op is not Op.BATCH_NORM_ELEMT and spec.training
     needs_totals = corrected and spec.dx is not None
     slabs = _instances(builder, geometry, layout)
-    if resident and corrected and group_rows(builder, slabs, layout, device):
+    if corrected and group_rows(builder, slabs, layout, device):
         return builder.finish("whole slabs in a ring")
-    if resident and spec.dx is not None and corrected:
+    if spec.dx is not None and corrected:
         keep = {"planes": resident_planes, "columns": resident_columns}[layout.family]
         if keep(builder, geometry, layout, device):
             return builder.finish(f"resident {layout.family}")

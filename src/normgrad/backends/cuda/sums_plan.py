@@ -62,7 +62,8 @@ def _add_plane_sums(
     planes = 1 if group else layout.outer
     rows = planes * pieces
     wanted = 4 * device.multiprocessors  # as many blocks as run at once
-    splits = max(1, min(ceil_div(rows, 2 * tile_rows), ceil_div(wanted, units)))
+    typical = layout.channels * layout.typical if group else units
+    splits = max(1, min(ceil_div(rows, 2 * tile_rows), ceil_div(wanted, typical)))
     align = alignment(itemsize, layout.inner, dy.outer, dy.channel, x.outer, x.channel)
     partials = builder.scratch(2 * units * splits, builder.compute)
     arguments |= {
@@ -119,7 +120,8 @@ def _add_column_sums(
     blocks = ceil_div(layout.channels, cols)
     outer = layout.outer if group else 1
     most = ceil_div(layout.inner, 2 * tile_rows)
-    splits = max(1, min(most, ceil_div(2 * device.multiprocessors, blocks * outer)))
+    typical = blocks * (layout.typical if group else 1)
+    splits = max(1, min(most, ceil_div(2 * device.multiprocessors, typical)))
     align = alignment(itemsize, layout.channels, dy.outer, dy.inner, x.outer, x.inner)
     partials = builder.scratch(2 * units * pixels * splits * times, builder.compute)
     arguments |= {

@@ -9,6 +9,7 @@ THREADS = 32  # of a warp
 DRIVER_BYTES = 1024  # of shared memory, that each block has without asking
 # Numbers from here on take 64 bits: a loop, or who asks for data ahead, adds a step to them.
 WIDE = (1 << 31) - (1 << 24)
+_TYPICAL = 64_000_000  # bytes of a batch that group norm's cuts are made for
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +85,38 @@ def blocks_per_multiprocessor(device: Device, warps: int, registers: int, shared
     return min(by_registers, by_shared, device.threads // (warps * THREADS), 16)
 
 
-def share_out(rows: int, most_rows: int, least_rows: int, slabs: int, resident: int) -> Team | None:
+def typical_batch(sample_bytes: int) -> int:
+    """Samples that group norm is cut for, however many there are.
+
+    A sample's gradient must not depend on those around it, so neither may the parts that its sums
+    are made of. Large batches are where the speed of memory counts.
+    """
+    return power_of_two(ceil_div(_TYPICAL, sample_bytes))
+
+
+def deal(slabs: int, most: int) -> tuple[int, int]:
+    """Teams for so many slabs, ``most`` of them at once, and rounds: few ones, all teams busy."""
+    rounds = ceil_div(slabs, min(slabs, most))
+    return ceil_div(slabs, rounds), rounds
+
+
+def share_out(
+    rows: int, most_rows: int, least_rows: int, slabs: int, resident: int, *, alike: bool = False
+) -> Team | None:
     """Teams for slabs of ``rows`` rows; None where a slab does not fit on the device.
 
     A block takes up to ``most_rows``. Teams are as large as there are blocks for, so that all take
-    part, unless a block would have less than ``least_rows``.
+    part, unless a block would have less than ``least_rows``; or, where they must be ``alike`` for
+    any number of slabs, as large as they are for many.
     """
     team = ceil_div(rows, most_rows)
     if team > resident:
         return None
-    rounds = ceil_div(slabs, min(slabs, resident // team))
-    teams = ceil_div(slabs, rounds)
+    at_once = resident // team
+    teams, rounds = deal(at_once if alike else slabs, at_once)
     team = max(team, min(resident // teams, ceil_div(rows, least_rows)))
     share = ceil_div(rows, team)
-    return Team(ceil_div(rows, share), teams, share, rounds)
+    team = ceil_div(rows, share)
+    if alike:
+        teams, rounds = deal(slabs, resident // team)
+    return Team(team, teams, share, rounds)

@@ -1,0 +1,35 @@
+"""Programs for data that start at no multiple of 16 bytes: the same, on copies that do.
+
+Asynchronous copies cannot take such data. Kernels that can add up in another order, and a slice of
+a batch is to have the bits that the batch has there, wherever it starts.
+"""
+
+from dataclasses import replace
+
+from normgrad.backends.cuda.program import Argument, Builder, Launch, Program, Ref, Step
+from normgrad.spec import DATA, Spec
+
+
+def moved(program: Program, spec: Spec) -> Program:
+    """With copies of the data before it, and of dx behind it."""
+    builder = Builder(spec, "")
+    builder.used = program.workspace_bytes
+    touched = {ref.role for step in program.steps for ref in step.refs}
+    places: dict[str, Ref] = {role: builder.move(role) for role in DATA if role in touched}
+    builder.steps += [_elsewhere(step, places) for step in program.steps]
+    builder.words = program.words
+    return builder.finish(f"{program.strategy}, of copies")
+
+
+def _elsewhere(step: Step, places: dict[str, Ref]) -> Step:
+    if not isinstance(step, Launch):
+        return step
+
+    def place(value: Argument) -> Argument:
+        if not isinstance(value, Ref) or value.role not in places:
+            return value
+        there = places[value.role]
+        return there._replace(offset=there.offset + value.offset)
+
+    arguments = tuple((name, place(value)) for name, value in step.arguments)
+    return replace(step, arguments=arguments)
