@@ -67,7 +67,7 @@ def test_data_at_odd_addresses_are_copied_as_they_lie(shape, strides, kernel, si
     """In the order of memory, gaps left alone, what is repeated once."""
     x, line = TensorSpec.contiguous(shape, "float32"), TensorSpec.contiguous(shape[1:2], "float32")
     dy = TensorSpec(shape, strides, "float32")
-    spec = Spec(Op.BATCH_NORM, dy, x, line, line, line, dx=x, device="cuda:0")
+    spec = Spec(op=Op.BATCH_NORM, dy=dy, x=x, mean=line, rstd=line, dx=x, device="cuda:0")
     builder = Builder(spec, "float32")
     place = builder.move("dy")
     (step,) = builder.steps

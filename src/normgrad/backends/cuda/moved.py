@@ -11,14 +11,18 @@ from normgrad.spec import DATA, Spec
 
 
 def moved(program: Program, spec: Spec) -> Program:
-    """With copies of the data before it, and of dx behind it."""
+    """With copies of the data before it, and of dx behind it; what it copies itself may be odd."""
     builder = Builder(spec, "")
     builder.used = program.workspace_bytes
-    touched = {ref.role for step in program.steps for ref in step.refs}
+    touched = {ref.role for step in program.steps if not _copies(step) for ref in step.refs}
     places: dict[str, Ref] = {role: builder.move(role) for role in DATA if role in touched}
     builder.steps += [_elsewhere(step, places) for step in program.steps]
     builder.words = program.words
     return builder.finish(f"{program.strategy}, of copies")
+
+
+def _copies(step: Step) -> bool:
+    return isinstance(step, Launch) and step.kernel.startswith("copy.")
 
 
 def _elsewhere(step: Step, places: dict[str, Ref]) -> Step:
