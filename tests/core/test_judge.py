@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from normgrad import verify
+from normgrad.spec import Op
 
 LARGE_EPS = ("batch_norm/inference-large-eps", "batch_norm/variance-large-eps")
 # How many (case, type) pairs must catch each mistake, and some that must be among them.
@@ -27,6 +28,25 @@ CAUGHT = {
     "sixteen-bit-sums": (320, ["batch_norm/long-batch", "layer_norm/many-rows"]),
     "sixteen-bit-xhat": (260, ["batch_norm/nchw", "layer_norm/ragged"]),
     "off-by-one-element": (420, ["batch_norm/nchw", "layer_norm/rows", "group_norm/nchw"]),
+    "other-statistics": (
+        100,
+        ["batch_norm/running-statistics-too", "batch_norm/saved-statistics-too"],
+    ),
+    "one-vector-type": (
+        40,
+        [
+            *(f"{op}/float32-statistics-own-weight" for op in Op if op is not Op.BATCH_NORM_REDUCE),
+            "batch_norm_elemt/nchw",
+            "batch_norm_elemt/sums-and-counts-of-other-types",
+        ],
+    ),
+    "dense-vectors": (20, [f"{op}/vectors-with-gaps" for op in Op]),
+    "strides-of-x": (20, ["layer_norm/mixed-rows", *(f"{op}/mixed" for op in Op)]),
+    "fixed-sizes": (
+        20,
+        ["batch_norm/ragged-long", "batch_norm/many-channels", "group_norm/ragged-long"],
+    ),
+    "null-weight": (4, ["group_norm/no-weight-channels-last"]),
 }
 
 

@@ -92,9 +92,10 @@ def kind_of_case(case: Case) -> str:
         return "empty"
     if case.poison is not None:
         return "inf and nan"
-    if case.layout != "contiguous" or case.channel_axis != 1:
+    if case.layout != "contiguous" or case.vectors != "contiguous" or case.channel_axis != 1:
         return "strides"
-    if case.statistics_dtype or not case.own_statistics or not case.weight:
+    of_another_type = case.statistics_dtype or case.sums_dtype
+    if of_another_type or case.both_statistics or not (case.own_statistics and case.weight):
         return "statistics"
     return "modes" if not case.training or case.statistic == "variance" else "shapes"
 
@@ -110,7 +111,7 @@ def examine(
     """Run a case some times: every run must be right, and all must give the same bits."""
     problem = make_problem(case, dtype, seed)
     blank = blank_outcome(case, dtype, implementation.name)
-    before = {role: host.array.copy() for role, host in problem.operands.items()}
+    before = {role: host.array.copy() for role, host in problem.given.items()}
     truth = expected(problem)
     first: Results = {}
     worst, same = blank, True
@@ -124,7 +125,7 @@ def examine(
             return replace(blank, share=math.inf, detail=f"{type(error).__name__}: {text}")
         changed = [
             role
-            for role, host in problem.operands.items()
+            for role, host in problem.given.items()
             if host.array.tobytes() != before[role].tobytes()
         ]
         if changed:
@@ -156,7 +157,7 @@ class FunctionImplementation:
         function = self.functions.get(case.op)
         if function is None:
             raise NotOffered(f"no function {case.op}_backward")
-        operands = {role: self._array(host) for role, host in problem.operands.items()}
+        operands = {role: self._array(host) for role, host in problem.given.items()}
         _, arguments, options = invocation(case, operands)
         returned = function(*arguments, **_accepted(function, options, case))
         listed = returned if isinstance(returned, (tuple, list)) else (returned,)
@@ -165,7 +166,7 @@ class FunctionImplementation:
             msg = f"it returned {len(listed)} results, {case.op} has {len(roles)}"
             raise TypeError(msg)
         for role, array in operands.items():
-            host = problem.operands[role]
+            host = problem.given[role]
             if from_array(array, self.device).tobytes() != host.array.tobytes():
                 msg = f"it changed its operand {role}"
                 raise ValueError(msg)

@@ -36,7 +36,7 @@ def judge(problem: Problem, results: Results, truth: Expected | None = None) -> 
 def run_backend(problem: Problem, backend: str | None) -> Results:
     """Results by role, from NumPy arrays or torch tensors. Outputs start as NaN."""
     device = _torch_device(problem, backend)
-    operands = {role: to_array(host, device) for role, host in problem.operands.items()}
+    operands = {role: to_array(host, device) for role, host in problem.given.items()}
     out = tuple(
         to_array(_poisoned(problem, role), device) if role in problem.wanted else None
         for role in RESULTS[problem.case.op]
@@ -82,7 +82,9 @@ def invocation(case: Case, operands: dict[str, Any]) -> tuple[str, tuple[Any, ..
     name = f"{case.op}_backward"
     options: dict[str, Any] = {"output_mask": case.wanted, "channel_axis": case.channel_axis}
     if case.op is Op.BATCH_NORM:
-        pair = (None, None, mean, rstd) if case.training else (mean, rstd, None, None)
+        running = operands.get("running_mean"), operands.get("running_var")
+        saved = operands.get("save_mean"), operands.get("save_invstd")
+        pair = (*running, mean, rstd) if case.training else (mean, rstd, *saved)
         options |= {"training": case.training, "eps": case.eps, "save_invstd_is": case.statistic}
         return name, (dy, x, gamma, *pair), options
     if case.op is Op.BATCH_NORM_REDUCE:

@@ -50,10 +50,15 @@ def jobs(who: str) -> list[Job]:
 
 
 def _expressible(case: Case) -> bool:
-    """Statistics as 1/sqrt(var + eps), channels at axis 1 or tagged NHWC, no negative strides."""
+    """Statistics as 1/sqrt(var + eps), channels at axis 1 or tagged NHWC, no negative strides.
+
+    Group norm's gamma has the type of the statistics.
+    """
     last = case.op is Op.BATCH_NORM and len(case.shape) == 4 and case.channel_axis == 3
     usual = case.training is False or case.statistic == "invstd"
-    return usual and case.layout != "flipped" and (case.channel_axis == 1 or last)
+    alike = case.op is not Op.GROUP_NORM or not case.own_weight
+    placed = case.layout != "flipped" and (case.channel_axis == 1 or last)
+    return usual and alike and placed
 
 
 class Aclnn:

@@ -44,9 +44,10 @@ def jobs(who: str) -> list[Job]:
 
 
 def _expressible(case: Case) -> bool:
-    plain = case.layout == "contiguous" and case.channel_axis == 1 and not case.mask
-    usual = case.weight and case.training and case.statistic == "invstd"
-    return plain and usual and case.statistics_dtype is None and 0 not in case.shape
+    plain = case.layout == case.vectors == "contiguous" and case.channel_axis == 1
+    usual = case.weight and case.training and case.statistic == "invstd" and not case.mask
+    alone = case.statistics_dtype is None and not case.both_statistics
+    return plain and usual and alone and 0 not in case.shape
 
 
 def _as_infiniop(case: Case) -> Case:

@@ -48,7 +48,7 @@ def answered(blank: Outcome, got: int, want: int, note: str = "") -> Outcome:
 
 def arrays_of(problem: Problem) -> dict[str, HostArray]:
     """Operands and results, the latter full of NaN."""
-    made = dict(problem.operands)
+    made = problem.given
     spec = problem.spec
     for role in problem.wanted:
         tensor = spec.tensor(role)
