@@ -190,7 +190,9 @@ class Infiniop:
             needed = ctypes.c_size_t()
             _must("GetWorkspaceSize", self.workspace_size(operator, ctypes.addressof(needed)))
             workspace = self.runtime.malloc(needed.value) if needed.value else None
-            for _ in range(turns):
+            for turn in range(turns):
+                for role in ROLES[:3] if turn else ():
+                    placed[role].refill()
                 code = self.compute(
                     operator,
                     workspace,
