@@ -122,6 +122,28 @@ def test_the_worst_element_is_reported():
     assert judged([np.nan], [1.0]).share == np.inf
 
 
+@pytest.mark.parametrize(
+    ("name", "role", "index"),
+    [
+        ("batch_norm/nchw", "dx", (2, 5, 1, 6)),
+        ("batch_norm/nchw", "dgamma", (4,)),
+        ("batch_norm/nhwc-axis", "dx", (3, 4, 6, 5)),
+        ("batch_norm_reduce/nchw", "sum_dy_xmu", (3,)),
+        ("layer_norm/two-normalized", "dbeta", (2, 4)),
+        ("group_norm/nhwc-axis", "dx", (3, 4, 6, 1)),
+        ("group_norm/channels-last", "dx", (1, 17, 3, 2)),
+    ],
+)
+def test_the_element_is_named_by_its_place_in_the_result(name, role, index):
+    (case,) = verify.select(*name.split("/"))
+    problem = verify.make_problem(case, "float32")
+    results = verify.run_backend(problem, "reference")
+    results[role][index] += 100.0
+    (found,) = (one for one in verify.judge(problem, results) if one.role == role)
+    assert (found.index, found.got) == (index, results[role][index])
+    assert found.want == pytest.approx(found.got - 100.0, abs=1e-3)
+
+
 def test_units_in_the_last_place():
     step = 2.0**-23
     assert judged([1 + 3 * step], [1.0]).ulps == 3.0

@@ -21,15 +21,20 @@ Results = dict[str, np.ndarray[Any, Any]]
 
 
 def judge(problem: Problem, results: Results, truth: Expected | None = None) -> list[Measurement]:
-    """Every result of a problem measured against the truth."""
-    truth = truth or expected(problem)
+    """Every result of a problem measured against the truth, in the shape that the result has."""
+    truth, spec = truth or expected(problem), problem.spec
     measurements = []
     for role in problem.wanted:
-        got = results[role]
-        if role == "dx" and problem.case.op is Op.GROUP_NORM:
-            got = np.moveaxis(got, problem.case.channel_axis, 1)
-        dtype = problem.result_dtypes[role]
-        measurements.append(measure(role, got, truth.values[role], truth.budgets[role], dtype))
+        tensor = spec.tensor(role)
+        assert tensor is not None
+        want, budget = (
+            values[role].reshape(tensor.shape) for values in (truth.values, truth.budgets)
+        )
+        if role == "dx" and spec.op is Op.GROUP_NORM:
+            want, budget = (
+                np.moveaxis(values, 1, problem.case.channel_axis) for values in (want, budget)
+            )
+        measurements.append(measure(role, results[role], want, budget, tensor.dtype))
     return measurements
 
 
