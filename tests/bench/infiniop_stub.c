@@ -1,7 +1,7 @@
 /* A small libinfiniop.so for the tests: float32 batch norm backward in doubles, host memory.
    BUG 1: the mean of dy is forgotten.  2: a dtype that should be refused is taken.
    BUG 3: one element past grad_weight is written.  4: crashes on a null descriptor.
-   BUG 5: a descriptor computes once, then nothing.  */
+   BUG 5: a descriptor computes once, then nothing.  6: there is no device.  */
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -16,6 +16,7 @@ typedef struct { int device, id; size_t n, c, l; ptrdiff_t step[5]; int dtype, r
 static Handle the_handle;
 
 int infiniopCreateHandle(Handle **handle) {
+  if (BUG == 6) return 7;
   if (!handle) return NULL_POINTER;
   *handle = &the_handle;
   return 0;

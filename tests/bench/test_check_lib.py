@@ -87,6 +87,31 @@ def test_wrong_aclnn_libraries_are_caught(library, bug, words, capsys):
     assert words in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("kind", "bug", "words"),
+    [
+        ("infiniop", 6, "got infiniopCreateHandle returned 7"),
+        ("aclnn", 4, "got aclInit returned 500000: no driver is loaded"),
+    ],
+)
+def test_a_runtime_that_does_not_start_is_told_once(library, kind, bug, words, capsys):
+    assert check(library(kind, bug)) == 2
+    told = capsys.readouterr().err
+    assert "--lib must be a library that loads, and whose runtime starts" in told
+    assert words in told
+
+
+def test_a_library_without_the_functions_is_refused(tmp_path, capsys):
+    """It names one of them, and has none."""
+    source, path = tmp_path / "empty.c", tmp_path / "libinfiniop.so"
+    source.write_text(
+        'const char *said = "infiniopCreateBatchNormBackwardDescriptor";', encoding="utf-8"
+    )
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
+    assert check(path) == 2
+    assert "got the library has no function infiniopCreateHandle" in capsys.readouterr().err
+
+
 def test_a_library_that_does_not_load_is_refused(tmp_path, capsys):
     path = tmp_path / "libinfiniop.so"
     path.write_bytes(b"infiniopCreateBatchNormBackwardDescriptor, but no library")

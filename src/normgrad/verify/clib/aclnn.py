@@ -16,7 +16,6 @@ from normgrad.aclnn.constants import (
     DTYPE_NAMES,
 )
 from normgrad.aclnn.status import ACL_SUCCESS
-from normgrad.errors import OptionError
 from normgrad.spec import Op
 from normgrad.verify.cases import Case, select
 from normgrad.verify.clib import aclnn_status
@@ -67,17 +66,14 @@ class Aclnn:
     def __init__(self, path: Path) -> None:
         self.libraries = []
         folder = path.resolve().parent
-        try:
-            for name in _BESIDE:
-                with_path = folder / name
-                if with_path.exists():
-                    self.libraries.append(ctypes.CDLL(str(with_path), ctypes.RTLD_GLOBAL))
-                else:  # the loader may know where it is
-                    with contextlib.suppress(OSError):
-                        self.libraries.append(ctypes.CDLL(name, ctypes.RTLD_GLOBAL))
-            self.libraries.insert(0, ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL))
-        except OSError as error:
-            raise OptionError("--lib", "must be a library that loads", error) from error
+        for name in _BESIDE:
+            with_path = folder / name
+            if with_path.exists():
+                self.libraries.append(ctypes.CDLL(str(with_path), ctypes.RTLD_GLOBAL))
+            else:  # the loader may know where it is
+                with contextlib.suppress(OSError):
+                    self.libraries.append(ctypes.CDLL(name, ctypes.RTLD_GLOBAL))
+        self.libraries.insert(0, ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL))
         self.stream = ctypes.c_void_p()
         self._must("aclInit", None)
         self._must("aclrtSetDevice", ctypes.c_int32(0))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from normgrad.errors import OptionError
 from normgrad.infiniop.constants import INFINIRT_MEMCPY_D2H, INFINIRT_MEMCPY_H2D
 from normgrad.infiniop.descriptors import DTYPE_NAMES
 from normgrad.infiniop.status import SUCCESS
@@ -101,14 +100,11 @@ class Infiniop:
     def __init__(self, path: Path) -> None:
         beside = path.resolve().parent / "libinfinirt.so"
         self.libraries = []
-        try:
-            if beside.exists():
-                self.libraries.append(ctypes.CDLL(str(beside), ctypes.RTLD_GLOBAL))
-            self.libraries.insert(0, ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL))
-        except OSError as error:
-            raise OptionError("--lib", "must be a library that loads", error) from error
+        if beside.exists():
+            self.libraries.append(ctypes.CDLL(str(beside), ctypes.RTLD_GLOBAL))
+        self.libraries.insert(0, ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL))
         with contextlib.suppress(AttributeError):
-            self.function("infinirtInit")()
+            _must("infinirtInit", self.function("infinirtInit")())
         self.runtime: Runtime = HostRuntime()
         with contextlib.suppress(AttributeError):
             self.runtime = InfinirtMemory(self.function)
