@@ -285,6 +285,22 @@ def test_a_terminal_gets_a_rich_table(monkeypatch, capsys):
     assert "PASS" in out
 
 
+def test_a_table_wider_than_the_terminal_is_plain_and_whole(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "_rich", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    fitting, wide = ["x" * 36, "y" * 37], ["x" * 37, "y" * 37]
+    terminal.table("Title", ["one", "two"], [fitting])
+    framed = capsys.readouterr().out
+    assert max(map(len, framed.splitlines())) == 80
+    assert all(cell in framed for cell in fitting)
+    terminal.table("Title", ["one", "two"], [wide])
+    assert capsys.readouterr().out.splitlines()[-1] == "  ".join(wide)
+    lines = terminal.Lines([("one", 5), ("two", 5)])
+    lines.add(wide)
+    lines.close()
+    assert capsys.readouterr().out.splitlines()[-1] == "  ".join(wide)
+
+
 def test_without_rich_the_table_is_plain(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setitem(sys.modules, "rich", None)
