@@ -262,14 +262,29 @@ def test_letters_that_the_terminal_lacks_are_no_error(install, tmp_path, monkeyp
     assert r"é→\udce9" in page.read_text(encoding="utf-8")
 
 
+class Gone(io.StringIO):
+    """A stream whose reader has left."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+    def fileno(self):
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def test_the_exit_code_is_the_same_without_a_reader(install, monkeypatch):
+    class Wrong(ReferenceBackend):
+        def run(self, plan, addresses, workspace, stream):
+            pass
+
+    install(Wrong())
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert cli.main(QUICK) == 1
+    assert isinstance(sys.stdout, Gone)
+    assert cli.main([*QUICK, "--json", "/dev/full"]) == 2
+
+
 def test_files_are_written_before_anything_is_printed(tmp_path, monkeypatch):
-    class Gone(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError
-
-        def fileno(self):
-            return os.open(os.devnull, os.O_WRONLY)
-
     monkeypatch.setattr(sys, "stdout", Gone())
     path = tmp_path / "report.json"
     assert cli.main([*QUICK, "--json", str(path)]) == 0
