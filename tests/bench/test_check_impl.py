@@ -56,6 +56,13 @@ def test_torch_tensors_go_in_where_asked_for(capsys):
     assert "0 failed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_tensors_with_a_graph_are_numbers_too(dtype, capsys):
+    pytest.importorskip("torch")
+    assert check("implementations:with_history", "--arrays", "torch", dtype=dtype) == 0
+    assert "0 failed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [

@@ -154,6 +154,7 @@ def from_torch(array: Any) -> Any:
     """A tensor's numbers in NumPy; bfloat16 as its bits."""
     import torch
 
+    array = array.detach().resolve_conj().resolve_neg()  # NumPy knows memory alone
     if array.dtype is torch.bfloat16:
         return array.contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
     return array.cpu().numpy()
