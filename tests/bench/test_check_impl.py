@@ -81,6 +81,15 @@ def test_wrong_functions_are_caught(function, words, capsys):
     assert f"implementations:{function} layer_norm/rows float32" in out
 
 
+def test_one_run_says_nothing_about_bits(capsys, tmp_path):
+    path = tmp_path / "rows.json"
+    assert check("implementations:compiled", "--repeats", "1", "--json", str(path)) == 0
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert {row["deterministic"] for row in rows} == {None}
+    header, line = capsys.readouterr().out.splitlines()[1:3]
+    assert line[header.index("other bits") :].split() == ["PASS"]
+
+
 def test_results_that_the_mask_leaves_out_must_be_none(capsys):
     assert check("implementations:whatever_the_mask") == 1
     out = capsys.readouterr().out

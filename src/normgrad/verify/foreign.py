@@ -60,7 +60,7 @@ class Outcome:
     verdict: Verdict
     share: float = 0.0
     ulps: float = 0.0
-    deterministic: bool | None = None
+    deterministic: bool | None = None  # None: nothing ran twice
     detail: str = ""
 
     def judged(self, measured: Sequence[Measurement]) -> "Outcome":
@@ -140,7 +140,7 @@ def examine(
     if not same and worst.verdict == "PASS":
         detail = f"other bits in {repeats} runs on the same operands; {worst.detail}"
         worst = replace(worst, verdict="FAIL", detail=detail)
-    return replace(worst, deterministic=same)
+    return replace(worst, deterministic=same if repeats > 1 else None)
 
 
 class FunctionImplementation:
