@@ -50,6 +50,18 @@ def test_a_module_is_judged_by_the_functions_it_has(capsys):
     assert "group_norm" not in out
 
 
+def test_a_module_of_this_folder_is_found(tmp_path, monkeypatch, capsys):
+    """By the console script too, whose path starts at its own folder."""
+    source = (HERE / "implementations.py").read_text(encoding="utf-8")
+    (tmp_path / "my_kernels.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    elsewhere = [one for one in sys.path if one not in ("", str(tmp_path))]
+    monkeypatch.setattr(sys, "path", elsewhere)
+    assert check("my_kernels:layer_norm_backward") == 0
+    assert "0 failed, 0 not offered" in capsys.readouterr().out
+    monkeypatch.delitem(sys.modules, "my_kernels")
+
+
 def test_torch_tensors_go_in_where_asked_for(capsys):
     pytest.importorskip("torch")
     assert check("normgrad", "--arrays", "torch", op="group_norm", dtype="bfloat16") == 0
@@ -164,7 +176,7 @@ def test_peers_without_torch(peer, monkeypatch, capsys):
             ["--impl", "implementations", "--op", "group_norm"],
             "--op must be an operator that implementations has: layer_norm, got group_norm",
         ),
-        (["--impl", "broken:f"], "be imported (PYTHONPATH finds it), got 'broken': KeyError: 'me'"),
+        (["--impl", "broken:f"], "this folder or PYTHONPATH), got 'broken': KeyError: 'me'"),
         (["--impl", "leaves"], "'leaves': SystemExit: 3"),
         (["--impl", ""], "must name a module that can be imported"),
         (["--impl", ".relative"], "must name a module that can be imported"),

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
@@ -223,10 +224,12 @@ def _accepted(function: Callable[..., Any], options: dict[str, Any], case: Case)
 def load(target: str, op: str | None, arrays: str) -> FunctionImplementation:
     """``MODULE`` with functions named as ours, or ``MODULE:FUNCTION`` for one operator."""
     module_name, _, function_name = target.partition(":")
+    if "" not in sys.path:  # this folder: `python -m` looks there, a console script does not
+        sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # whatever its code raises, or a script that exits
-        rule = "must name a module that can be imported (PYTHONPATH finds it)"
+        rule = "must name a module that can be imported (from this folder or PYTHONPATH)"
         reason = f"{module_name!r}: {type(error).__name__}: {error}"
         raise OptionError("--impl", rule, reason) from error
     if not function_name:
