@@ -163,13 +163,21 @@ class Record:
         return {dtype: geometric_mean(ratios) for dtype, ratios in by_type.items()}
 
     def write_json(self, path: Path) -> None:
-        """All of it. Written beside and moved, so that a killed run leaves the last whole file."""
+        """All of it. Written beside and moved, so that a killed run leaves the last whole file.
+
+        In place where nothing can be made beside it.
+        """
         text = json.dumps(_finite(asdict(self)), indent=1) + "\n"
         if path.exists() and not path.is_file():  # /dev/null must stay what it is
             path.write_text(text, encoding="utf-8")
             return
         path = path.resolve()  # a link stays one
         beside = path.with_name(path.name + ".part")
+        try:
+            beside.open("ab").close()
+        except OSError:  # a folder that is not ours, a name too long, a folder of that name
+            path.write_text(text, encoding="utf-8")
+            return
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
 
