@@ -260,6 +260,17 @@ def test_what_is_no_run_is_refused_with_the_row(data, words, tmp_path, capsys):
         assert words in err
 
 
+@pytest.mark.parametrize("option", ["--csv", "--html", "--json"])
+def test_a_run_is_not_written_over_by_what_is_made_of_it(option, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "run.json"
+    text = json.dumps({"environment": {}, "copy_gbps": 1.0, "rows": [ROW]})
+    path.write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", "--from", "run.json", option, str(path)]) == 2
+    assert f"{option} must be another file than that of --from" in capsys.readouterr().err
+    assert path.read_text(encoding="utf-8") == text
+
+
 def test_a_row_may_lack_what_has_a_default(tmp_path, capsys):
     path = tmp_path / "short.json"
     rows = [ROW | {"verified": True, "peers": {"torch": 2.0}, "of_a_later_version": 1}]
