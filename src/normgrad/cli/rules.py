@@ -56,6 +56,13 @@ def check(args: argparse.Namespace) -> None:
                 taken[real] = f"--{name}"
 
 
+def folder(text: str) -> Path:
+    """An option's directory; an empty text, as of a variable that is not set, is not this one."""
+    if not text:
+        raise argparse.ArgumentTypeError("must name a directory, got ''")
+    return Path(text)
+
+
 def _writable(option: str, path: Path) -> Path | None:
     """The file that a path leads to, or None for a device or a pipe, which may be given twice.
 
