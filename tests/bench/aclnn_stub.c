@@ -1,5 +1,6 @@
 /* A small libopapi_nn.so for the tests: the runtime and float32 layer norm in doubles, all in one
-   file, dense data alone.  BUG 1: gamma is left out of grad_input.  2: an executor can run twice. */
+   file, dense data alone.  BUG 1: gamma is left out of grad_input.  2: an executor can run twice.
+   BUG 3: nothing is computed for the input of the call before.  4: there is no device. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@ static const char *words = "";
 static int fail(int code, const char *why) { words = why; return code; }
 
 const char *aclGetRecentErrMsg(void) { return words; }
-int aclInit(const char *config) { return 0; }
+int aclInit(const char *config) { return BUG == 4 ? fail(500000, "no driver is loaded") : 0; }
 int aclrtSetDevice(int32_t device) { return 0; }
 int aclrtCreateStream(void **stream) { *stream = NULL; return 0; }
 int aclrtSynchronizeStream(void *stream) { return 0; }
@@ -86,6 +87,9 @@ int aclnnLayerNormBackward(void *workspace, uint64_t size, Executor *e, void *st
   if (!e) return fail(NULLPTR, "executor is null");
   if (e->spent && BUG != 2) return fail(SPENT, "the executor has run");
   e->spent = true;
+  static const float *last;
+  if (BUG == 3 && e->x == last) return 0;
+  last = e->x;
   double *dw = calloc(e->cols + 1, 8), *db = calloc(e->cols + 1, 8);
   for (int64_t r = 0; r < e->rows; r++) {
     const float *dy = e->dy + r * e->cols, *x = e->x + r * e->cols;

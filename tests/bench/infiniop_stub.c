@@ -1,6 +1,7 @@
 /* A small libinfiniop.so for the tests: float32 batch norm backward in doubles, host memory.
    BUG 1: the mean of dy is forgotten.  2: a dtype that should be refused is taken.
-   BUG 3: one element past grad_weight is written.  4: crashes on a null descriptor.  */
+   BUG 3: one element past grad_weight is written.  4: crashes on a null descriptor.
+   BUG 5: a descriptor computes once, then nothing.  6: there is no device.  */
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -11,10 +12,11 @@
 enum { BAD_PARAM = 3, NULL_POINTER = 4, BAD_DTYPE = 10, BAD_SHAPE = 11, BAD_STRIDES = 12, SMALL = 13 };
 typedef struct { size_t rank, shape[8]; ptrdiff_t strides[8]; int dtype; } Tensor;
 typedef struct { int device, id; } Handle;
-typedef struct { int device, id; size_t n, c, l; ptrdiff_t step[5]; int dtype; } Operator;
+typedef struct { int device, id; size_t n, c, l; ptrdiff_t step[5]; int dtype, runs; } Operator;
 static Handle the_handle;
 
 int infiniopCreateHandle(Handle **handle) {
+  if (BUG == 6) return 7;
   if (!handle) return NULL_POINTER;
   *handle = &the_handle;
   return 0;
@@ -73,6 +75,7 @@ int infiniopBatchNormBackward(Operator *op, void *workspace, size_t size, float 
                               const float *var, void *stream) {
   if (!op || !dx || !dw || !db || !x || !dy || !w || !mean || !var) return BAD_PARAM;
   if (size < 16 || !workspace) return SMALL;
+  if (op->runs++ && BUG == 5) return 0;
   double m = (double)op->n * op->l;
   for (size_t c = 0; c < op->c; c++) {
     double rstd = 1 / sqrt(var[c * op->step[4]]), mu = mean[c * op->step[3]], sum = 0, dot = 0;

@@ -106,6 +106,18 @@ def test_what_is_refused_later_leaves_no_file(tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("name", ["run.json", "r" * 250 + ".json"], ids=["a folder", "too long"])
+def test_a_run_is_written_where_nothing_can_be_made_beside_it(name, tmp_path):
+    from normgrad.bench.record import Record, read_json
+
+    path = tmp_path / name
+    if len(name) < 250:
+        path.with_name(f"{name}.part").mkdir()
+    for gbps in (1.0, 2.0):
+        Record({}, gbps).write_json(path)
+        assert read_json(path).copy_gbps == gbps
+
+
 def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path):
     import os
     import threading

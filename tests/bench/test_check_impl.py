@@ -50,9 +50,28 @@ def test_a_module_is_judged_by_the_functions_it_has(capsys):
     assert "group_norm" not in out
 
 
+def test_a_module_of_this_folder_is_found(tmp_path, monkeypatch, capsys):
+    """By the console script too, whose path starts at its own folder."""
+    source = (HERE / "implementations.py").read_text(encoding="utf-8")
+    (tmp_path / "my_kernels.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    elsewhere = [one for one in sys.path if one not in ("", str(tmp_path))]
+    monkeypatch.setattr(sys, "path", elsewhere)
+    assert check("my_kernels:layer_norm_backward") == 0
+    assert "0 failed, 0 not offered" in capsys.readouterr().out
+    monkeypatch.delitem(sys.modules, "my_kernels")
+
+
 def test_torch_tensors_go_in_where_asked_for(capsys):
     pytest.importorskip("torch")
     assert check("normgrad", "--arrays", "torch", op="group_norm", dtype="bfloat16") == 0
+    assert "0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_tensors_with_a_graph_are_numbers_too(dtype, capsys):
+    pytest.importorskip("torch")
+    assert check("implementations:with_history", "--arrays", "torch", dtype=dtype) == 0
     assert "0 failed" in capsys.readouterr().out
 
 
@@ -72,6 +91,15 @@ def test_wrong_functions_are_caught(function, words, capsys):
     failures = [line for line in out.splitlines() if line.startswith("FAIL ")]
     assert any(words in line for line in failures), out
     assert f"implementations:{function} layer_norm/rows float32" in out
+
+
+def test_one_run_says_nothing_about_bits(capsys, tmp_path):
+    path = tmp_path / "rows.json"
+    assert check("implementations:compiled", "--repeats", "1", "--json", str(path)) == 0
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert {row["deterministic"] for row in rows} == {None}
+    header, line = capsys.readouterr().out.splitlines()[1:3]
+    assert line[header.index("other bits") :].split() == ["PASS"]
 
 
 def test_results_that_the_mask_leaves_out_must_be_none(capsys):
@@ -148,7 +176,7 @@ def test_peers_without_torch(peer, monkeypatch, capsys):
             ["--impl", "implementations", "--op", "group_norm"],
             "--op must be an operator that implementations has: layer_norm, got group_norm",
         ),
-        (["--impl", "broken:f"], "be imported (PYTHONPATH finds it), got 'broken': KeyError: 'me'"),
+        (["--impl", "broken:f"], "this folder or PYTHONPATH), got 'broken': KeyError: 'me'"),
         (["--impl", "leaves"], "'leaves': SystemExit: 3"),
         (["--impl", ""], "must name a module that can be imported"),
         (["--impl", ".relative"], "must name a module that can be imported"),

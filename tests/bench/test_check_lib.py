@@ -54,6 +54,7 @@ def test_a_right_infiniop_library_passes(library, capsys, tmp_path):
         (2, "create: weight of type F64 -: inf of the budget, 0 ulp; returned 0, should be 10"),
         (3, "it wrote outside dgamma"),
         (4, "create: null input -: inf of the budget, 0 ulp; the process crashed: SIGSEGV"),
+        (5, "other bits in 3 runs"),
     ],
 )
 def test_wrong_infiniop_libraries_are_caught(library, bug, words, capsys):
@@ -67,7 +68,8 @@ def test_an_aclnn_library_is_judged_operator_by_operator(library, capsys):
     out = capsys.readouterr().out
     failures = [line for line in out.splitlines() if line.startswith("FAIL ")]
     cases = {line.split("layer_norm/")[1].split()[0] for line in failures}
-    assert cases == {"sliced", "transposed", "broadcast", "mixed"}
+    strides = {"sliced", "transposed", "broadcast", "mixed", "mixed-rows", "vectors-with-gaps"}
+    assert cases == strides
     assert "group_norm        statuses" in out
     assert "not offered" in out
 
@@ -77,11 +79,37 @@ def test_an_aclnn_library_is_judged_operator_by_operator(library, capsys):
     [
         (1, "layer_norm/rows float32: "),
         (2, "layer_norm/stage 2 twice -: inf of the budget, 0 ulp; returned 0, should be 561103"),
+        (3, "layer_norm/rows float32: inf of the budget, 0 ulp; other bits in 3 runs; "),
     ],
 )
 def test_wrong_aclnn_libraries_are_caught(library, bug, words, capsys):
     assert check(library("aclnn", bug), "--op", "layer_norm") == 1
     assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "bug", "words"),
+    [
+        ("infiniop", 6, "got infiniopCreateHandle returned 7"),
+        ("aclnn", 4, "got aclInit returned 500000: no driver is loaded"),
+    ],
+)
+def test_a_runtime_that_does_not_start_is_told_once(library, kind, bug, words, capsys):
+    assert check(library(kind, bug)) == 2
+    told = capsys.readouterr().err
+    assert "--lib must be a library that loads, and whose runtime starts" in told
+    assert words in told
+
+
+def test_a_library_without_the_functions_is_refused(tmp_path, capsys):
+    """It names one of them, and has none."""
+    source, path = tmp_path / "empty.c", tmp_path / "libinfiniop.so"
+    source.write_text(
+        'const char *said = "infiniopCreateBatchNormBackwardDescriptor";', encoding="utf-8"
+    )
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
+    assert check(path) == 2
+    assert "got the library has no function infiniopCreateHandle" in capsys.readouterr().err
 
 
 def test_a_library_that_does_not_load_is_refused(tmp_path, capsys):

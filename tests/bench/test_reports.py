@@ -1,6 +1,7 @@
 """Plots, pages and comparisons made from a run."""
 
 import copy
+import csv
 import importlib
 import json
 import re
@@ -258,6 +259,39 @@ def test_what_is_no_run_is_refused_with_the_row(data, words, tmp_path, capsys):
         err = capsys.readouterr().err
         assert f"{path} must be JSON that `normgrad bench --json` wrote" in err
         assert words in err
+
+
+@pytest.mark.parametrize("option", ["--csv", "--html", "--json"])
+def test_a_run_is_not_written_over_by_what_is_made_of_it(option, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "run.json"
+    text = json.dumps({"environment": {}, "copy_gbps": 1.0, "rows": [ROW]})
+    path.write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", "--from", "run.json", option, str(path)]) == 2
+    assert f"{option} must be another file than that of --from" in capsys.readouterr().err
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_what_a_run_said_is_shown_again(tmp_path, capsys):
+    """The copy, who was absent, and peers that no row has a time of."""
+    faults = {"peer_faults": {"liger": "failed"}, "peer_errors": {"liger": "ValueError: no"}}
+    rows = [ROW | faults | {"verified": True, "wrong_peers": {"flaggems": 3.0}}]
+    data = {"environment": {}, "copy_gbps": 7.0, "rows": rows}
+    more = {"settings": {"device": "cuda:0"}, "absent_peers": {"jax": "jax is not installed"}}
+    path, table = tmp_path / "run.json", tmp_path / "run.csv"
+    path.write_text(json.dumps(data | more), encoding="utf-8")
+    assert cli.main(["bench", "--from", str(path), "--csv", str(table)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "cuda:0: 1 rows, copy 7 GB/s (read plus written)",
+        "peer jax is not measured: jax is not installed",
+    ]
+    assert "flaggems ms" in lines[2]
+    assert lines[3].split()[-2:] == ["3.0000!", "failed"]
+    with table.open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert "wrong_peers" not in row
+    assert (row["flaggems_ms"], row["flaggems_wrong_ms"], row["liger_ms"]) == ("", "3.0", "")
 
 
 def test_a_row_may_lack_what_has_a_default(tmp_path, capsys):

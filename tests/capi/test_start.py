@@ -247,6 +247,16 @@ def test_a_prefix_that_would_break_flags_is_refused(letter, tmp_path, capsys):
     assert not Path(prefix).exists()
 
 
+@pytest.mark.parametrize("verb", ["build-capi", "capi-flags"])
+def test_an_empty_prefix_is_not_this_folder(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(build, "build", lambda *_: pytest.fail("something was built"))
+    with pytest.raises(SystemExit) as caught:
+        cli.main([verb, "--prefix", ""])
+    assert caught.value.code == 2
+    assert "argument --prefix: must name a directory, got ''" in capsys.readouterr().err
+
+
 def test_a_build_without_cffi_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cffi", None)  # an import of it raises
     monkeypatch.setattr(build, "compiler", lambda: ["cc"])

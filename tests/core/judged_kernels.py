@@ -8,6 +8,7 @@ import numpy as np
 from normgrad import hostmem
 from normgrad.dtypes import compute_dtype
 from normgrad.spec import Op
+from normgrad.verify import HostArray
 
 WRONG = (
     "all-zero",  # a kernel that never ran
@@ -28,6 +29,12 @@ WRONG = (
     "sixteen-bit-sums",  # accumulated in the storage type
     "sixteen-bit-xhat",  # an intermediate rounded to storage
     "off-by-one-element",  # one element of dx is its neighbour's
+    "other-statistics",  # batch norm's of the other mode win wherever they are given
+    "one-vector-type",  # weight and sums read as if all vectors had one type
+    "dense-vectors",  # steps of vectors ignored
+    "strides-of-x",  # taken for those of dy too
+    "fixed-sizes",  # 16384 terms of a sum, 512 channels
+    "null-weight",  # a weight that is not there read as 0, in the kernel for channels-last data
 )
 
 
@@ -48,12 +55,12 @@ def run(problem, wrong=None):
     return results
 
 
-def _operands(problem):
+def _operands(problem, wrong):
     geometry, case = problem.geometry, problem.case
     kinds = [host.dtype for role, host in problem.operands.items() if role != "counter"]
     number = np.dtype(compute_dtype((*kinds, *problem.result_dtypes.values())))
     for role, host in problem.operands.items():
-        values = host.values
+        values = _misread(problem, role, host, wrong).values
         if case.op is Op.GROUP_NORM and role in ("dy", "x"):
             values = np.moveaxis(values, case.channel_axis, 1)
         if role != "counter":
@@ -61,9 +68,29 @@ def _operands(problem):
         yield role, values
 
 
+def _misread(problem, role, host, wrong):
+    """The operand as a kernel sees it that reads memory in another way than it was told."""
+    operands = problem.operands
+    if wrong == "other-statistics" and role in ("mean", "rstd") and problem.unread:
+        return list(problem.unread.values())[role == "rstd"]
+    if wrong == "dense-vectors" and role not in ("dy", "x", "counter"):
+        dense = np.lib.stride_tricks.as_strided(
+            host.array, strides=np.empty_like(host.array).strides
+        )
+        return HostArray(dense, host.dtype)
+    if wrong == "one-vector-type" and role in ("gamma", "sum_dy", "sum_dy_xmu"):
+        dtype = operands["mean"].dtype if role == "gamma" else "float32"
+        bits = host.array.ravel().view(hostmem.STORAGE[dtype])
+        return HostArray(np.resize(bits, host.array.shape), dtype)
+    if wrong == "strides-of-x" and role == "dy" and 0 not in host.array.strides:
+        strides = operands["x"].array.strides
+        return HostArray(np.lib.stride_tricks.as_strided(host.array, strides=strides), host.dtype)
+    return host
+
+
 def _compute(problem, wrong):
     case, geometry = problem.case, problem.geometry
-    op, of = case.op, dict(_operands(problem))
+    op, of = case.op, dict(_operands(problem, wrong))
     dy, x = of["dy"], of["x"]
     one = x.dtype.type(1)
 
@@ -76,10 +103,17 @@ def _compute(problem, wrong):
             values = values[:-1]
         if wrong == "sixteen-bit-sums":
             return _narrow_sum(values, axes, rounded)
+        if wrong == "fixed-sizes":
+            return _short_sum(values, axes)
         return values.sum(axis=axes, keepdims=True, dtype=x.dtype)
 
     mean, rstd, gamma = of["mean"], of["rstd"], of.get("gamma", one)
-    if case.statistic == "variance" or not case.training:
+    if wrong == "null-weight" and "gamma" not in of and case.layout == "channels-last":
+        gamma = 0 * one
+    as_variance = case.statistic == "variance" or not case.training
+    if wrong == "other-statistics" and problem.unread:
+        as_variance = case.training
+    if as_variance:
         eps = {"no-eps": 0.0, "usual-eps": 1e-5}.get(wrong, case.eps)
         rstd = one / np.sqrt(rstd + x.dtype.type(eps))
     if wrong == "stale-statistic":
@@ -123,6 +157,15 @@ def _compute(problem, wrong):
         dx.reshape(-1)[-1] = dx.reshape(-1)[-2]
     values["dx"] = dx
     return {role: 0 * value if wrong == "all-zero" else value for role, value in values.items()}
+
+
+def _short_sum(values, axes):
+    terms = np.moveaxis(values, axes, (2, 3))
+    kept = terms.reshape(*terms.shape[:2], terms.shape[2] * terms.shape[3])
+    kept = kept[..., :16384].sum(axis=2)
+    sums = np.expand_dims(kept, axes)
+    sums[:, :, 512:] = 0
+    return sums
 
 
 def _narrow_sum(values, axes, rounded):

@@ -25,11 +25,11 @@ def run(problem, backend):
 @pytest.mark.parametrize("case", verify.CASES, ids=lambda case: case.name)
 def test_within_budget_and_operands_unchanged(case, dtype, backend):
     problem = verify.make_problem(case, dtype)
-    before = {role: host.array.tobytes() for role, host in problem.operands.items()}
+    before = {role: host.array.tobytes() for role, host in problem.given.items()}
     results = run(problem, backend)
     for measured in verify.judge(problem, results):
         assert measured.ok, measured
-    assert before == {role: host.array.tobytes() for role, host in problem.operands.items()}
+    assert before == {role: host.array.tobytes() for role, host in problem.given.items()}
 
 
 @pytest.mark.parametrize("case", verify.CASES, ids=lambda case: case.name)

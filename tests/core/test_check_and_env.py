@@ -262,14 +262,29 @@ def test_letters_that_the_terminal_lacks_are_no_error(install, tmp_path, monkeyp
     assert r"é→\udce9" in page.read_text(encoding="utf-8")
 
 
+class Gone(io.StringIO):
+    """A stream whose reader has left."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+    def fileno(self):
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def test_the_exit_code_is_the_same_without_a_reader(install, monkeypatch):
+    class Wrong(ReferenceBackend):
+        def run(self, plan, addresses, workspace, stream):
+            pass
+
+    install(Wrong())
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert cli.main(QUICK) == 1
+    assert isinstance(sys.stdout, Gone)
+    assert cli.main([*QUICK, "--json", "/dev/full"]) == 2
+
+
 def test_files_are_written_before_anything_is_printed(tmp_path, monkeypatch):
-    class Gone(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError
-
-        def fileno(self):
-            return os.open(os.devnull, os.O_WRONLY)
-
     monkeypatch.setattr(sys, "stdout", Gone())
     path = tmp_path / "report.json"
     assert cli.main([*QUICK, "--json", str(path)]) == 0
@@ -283,6 +298,22 @@ def test_a_terminal_gets_a_rich_table(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "Title" in out
     assert "PASS" in out
+
+
+def test_a_table_wider_than_the_terminal_is_plain_and_whole(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "_rich", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    fitting, wide = ["x" * 36, "y" * 37], ["x" * 37, "y" * 37]
+    terminal.table("Title", ["one", "two"], [fitting])
+    framed = capsys.readouterr().out
+    assert max(map(len, framed.splitlines())) == 80
+    assert all(cell in framed for cell in fitting)
+    terminal.table("Title", ["one", "two"], [wide])
+    assert capsys.readouterr().out.splitlines()[-1] == "  ".join(wide)
+    lines = terminal.Lines([("one", 5), ("two", 5)])
+    lines.add(wide)
+    lines.close()
+    assert capsys.readouterr().out.splitlines()[-1] == "  ".join(wide)
 
 
 def test_without_rich_the_table_is_plain(monkeypatch, capsys):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from normgrad import verify
+from normgrad.spec import Op
 
 LARGE_EPS = ("batch_norm/inference-large-eps", "batch_norm/variance-large-eps")
 # How many (case, type) pairs must catch each mistake, and some that must be among them.
@@ -27,6 +28,25 @@ CAUGHT = {
     "sixteen-bit-sums": (320, ["batch_norm/long-batch", "layer_norm/many-rows"]),
     "sixteen-bit-xhat": (260, ["batch_norm/nchw", "layer_norm/ragged"]),
     "off-by-one-element": (420, ["batch_norm/nchw", "layer_norm/rows", "group_norm/nchw"]),
+    "other-statistics": (
+        100,
+        ["batch_norm/running-statistics-too", "batch_norm/saved-statistics-too"],
+    ),
+    "one-vector-type": (
+        40,
+        [
+            *(f"{op}/float32-statistics-own-weight" for op in Op if op is not Op.BATCH_NORM_REDUCE),
+            "batch_norm_elemt/nchw",
+            "batch_norm_elemt/sums-and-counts-of-other-types",
+        ],
+    ),
+    "dense-vectors": (20, [f"{op}/vectors-with-gaps" for op in Op]),
+    "strides-of-x": (20, ["layer_norm/mixed-rows", *(f"{op}/mixed" for op in Op)]),
+    "fixed-sizes": (
+        20,
+        ["batch_norm/ragged-long", "batch_norm/many-channels", "group_norm/ragged-long"],
+    ),
+    "null-weight": (4, ["group_norm/no-weight-channels-last"]),
 }
 
 
@@ -100,6 +120,28 @@ def test_the_worst_element_is_reported():
     )
     assert judged([1.4], [1.0]).ok
     assert judged([np.nan], [1.0]).share == np.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "index"),
+    [
+        ("batch_norm/nchw", "dx", (2, 5, 1, 6)),
+        ("batch_norm/nchw", "dgamma", (4,)),
+        ("batch_norm/nhwc-axis", "dx", (3, 4, 6, 5)),
+        ("batch_norm_reduce/nchw", "sum_dy_xmu", (3,)),
+        ("layer_norm/two-normalized", "dbeta", (2, 4)),
+        ("group_norm/nhwc-axis", "dx", (3, 4, 6, 1)),
+        ("group_norm/channels-last", "dx", (1, 17, 3, 2)),
+    ],
+)
+def test_the_element_is_named_by_its_place_in_the_result(name, role, index):
+    (case,) = verify.select(*name.split("/"))
+    problem = verify.make_problem(case, "float32")
+    results = verify.run_backend(problem, "reference")
+    results[role][index] += 100.0
+    (found,) = (one for one in verify.judge(problem, results) if one.role == role)
+    assert (found.index, found.got) == (index, results[role][index])
+    assert found.want == pytest.approx(found.got - 100.0, abs=1e-3)
 
 
 def test_units_in_the_last_place():

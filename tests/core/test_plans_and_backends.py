@@ -2,6 +2,8 @@
 
 import dataclasses
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -113,6 +115,42 @@ def test_every_listed_backend_says_whether_it_works():
         assert backend.name == name
         reason = backend.unavailable()
         assert reason is None or len(reason) > 10
+
+
+WITH_BROKEN = """
+import contextlib, io, sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+import normgrad as ng
+from normgrad import backends, cli
+assert not {"numba", "torch"} & set(sys.modules)
+for name, words in (("cpu", "numba cannot be imported: ImportError: Numba needs NumPy 1.0 or less"),
+                    ("cuda", "torch cannot be imported: OSError: libcudart.so: cannot open")):
+    assert backends.get(name).unavailable() == words, backends.get(name).unavailable()
+    try:
+        ng.layer_norm_backward(*[np.ones((2, 3))] * 2, 3, *[np.ones(2)] * 2, backend=name)
+    except ng.BackendError as error:
+        assert words in str(error)
+assert ng.layer_norm_backward(*[np.ones((2, 3))] * 2, 3, *[np.ones(2)] * 2).grad_bias.sum() == 6
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    assert cli.main(["env"]) == 0
+    assert cli.main(["plan", "--op", "layer_norm", "--shape", "4x8"]) == 0
+assert "gpu: unknown, as torch cannot be imported: OSError" in out.getvalue(), out.getvalue()
+assert "  cpu: numba cannot be imported" in out.getvalue()
+"""
+
+
+def test_a_package_that_cannot_be_imported_is_a_reason(tmp_path):
+    """Installed, but for another NumPy or without its shared libraries: the reference computes."""
+    for name, text in (
+        ("numba", "raise ImportError('Numba needs NumPy 1.0 or less')"),
+        ("torch", "raise OSError('libcudart.so: cannot open')"),
+        ("triton", ""),
+    ):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-c", WITH_BROKEN, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_wanted_runs_nothing(install):

@@ -1,5 +1,7 @@
 """What a backend is."""
 
+import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -24,6 +26,16 @@ _FAST: Final = (
 def unknown_to_fast(op: str) -> str | None:
     """Why the fast backends refuse an operator, or None."""
     return None if op in _FAST else f"it has no {op}"
+
+
+@functools.cache
+def broken(package: str) -> str | None:
+    """Why an installed package cannot be imported, or None. Asked by who would import it next."""
+    try:
+        importlib.import_module(package)
+    except Exception as error:  # ImportError, or OSError of a shared library, or its own
+        return f"{package} cannot be imported: {type(error).__name__}: {error}"
+    return None
 
 
 class Compiled(NamedTuple):

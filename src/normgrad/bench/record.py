@@ -134,8 +134,10 @@ class Record:
 
     @property
     def peer_names(self) -> list[str]:
-        """Every peer that was timed somewhere."""
-        return list(dict.fromkeys(name for row in self.rows for name in row.peers))
+        """Every peer that was asked in some row: first those that were timed."""
+        timed = [name for row in self.rows for name in row.peers]
+        others = [name for row in self.rows for name in (*row.wrong_peers, *row.peer_faults)]
+        return list(dict.fromkeys(timed + others))
 
     def raise_copy(self, gbps: float) -> None:
         """Take a faster copy, measured later in the same run, for all rows."""
@@ -163,26 +165,38 @@ class Record:
         return {dtype: geometric_mean(ratios) for dtype, ratios in by_type.items()}
 
     def write_json(self, path: Path) -> None:
-        """All of it. Written beside and moved, so that a killed run leaves the last whole file."""
+        """All of it. Written beside and moved, so that a killed run leaves the last whole file.
+
+        In place where nothing can be made beside it.
+        """
         text = json.dumps(_finite(asdict(self)), indent=1) + "\n"
         if path.exists() and not path.is_file():  # /dev/null must stay what it is
             path.write_text(text, encoding="utf-8")
             return
         path = path.resolve()  # a link stays one
         beside = path.with_name(path.name + ".part")
+        try:
+            beside.open("ab").close()
+        except OSError:  # a folder that is not ours, a name too long, a folder of that name
+            path.write_text(text, encoding="utf-8")
+            return
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
 
     def write_csv(self, path: Path) -> None:
-        """A line for each row, a column for each peer."""
-        plain = [one.name for one in fields(Row) if not one.name.startswith("peer")]
+        """A line for each row, a column for each peer, one more where it was timed though wrong."""
+        plain = [one.name for one in fields(Row) if "peer" not in one.name]
         peers = self.peer_names
+        wrong = [name for name in peers if any(name in row.wrong_peers for row in self.rows)]
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow([*plain, *(f"{name}_ms" for name in peers)])
+            names = [f"{name}_ms" for name in peers] + [f"{name}_wrong_ms" for name in wrong]
+            writer.writerow([*plain, *names])
             for row in self.rows:
                 own = [row.size if name == "shape" else getattr(row, name) for name in plain]
-                writer.writerow([*own, *(row.peers.get(name) for name in peers)])
+                theirs = [row.peers.get(name) for name in peers]
+                theirs += [row.wrong_peers.get(name) for name in wrong]
+                writer.writerow([*own, *theirs])
 
 
 def read_json(path: Path) -> Record:

@@ -5,6 +5,14 @@ from collections.abc import Iterator
 from normgrad.bench.record import SHORT_TYPES, Record, Row
 
 
+def heading(record: Record, rows: int) -> Iterator[str]:
+    """Where it was measured, and by whom not."""
+    device = record.settings.get("device", "a device without a name")
+    yield f"{device}: {rows} rows, copy {record.copy_gbps:.0f} GB/s (read plus written)"
+    for name, reason in record.absent_peers.items():
+        yield f"peer {name} is not measured: {reason}"
+
+
 def header(ours: bool, peers: list[str]) -> list[tuple[str, int]]:
     """Column names and widths, fixed so that rows can be printed one by one."""
     columns = [("operator", 17), ("shape", 20), ("type", 8), ("layout", 13)]

@@ -112,7 +112,7 @@ def judge(problem: DeviceProblem, known: Truth, results: Results) -> list[Measur
         worst = int(share.argmax())
         one = [float(array.reshape(-1)[worst]) for array in (wide, want, budget)]
         found = measure(role, one[0], one[1], one[2], dtype)
-        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), shape))
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), got.shape))
         measured.append(dataclasses.replace(found, index=index))
     return measured
 

@@ -85,9 +85,8 @@ def run(args: argparse.Namespace) -> int:
     device = "cuda:0" if on_gpu else "cpu"
     workloads = _workloads(args, backend, device)
     session, record = _start(args, backend, device)
-    print(f"{device}: {len(workloads)} rows, copy {record.copy_gbps:.0f} GB/s (read plus written)")
-    for name, reason in record.absent_peers.items():
-        print(f"peer {name} is not measured: {reason}")
+    for line in text.heading(record, len(workloads)):
+        print(line)
     started = time.monotonic()
     names = [peer.name for peer in session.peers]
     lines = terminal.Lines(text.header(backend is not None, names))
@@ -147,6 +146,8 @@ def _show(args: argparse.Namespace) -> int:
             rule = "must be left out with --from, which measures nothing"
             raise OptionError(f"--{name.replace('_', '-')}", rule, value)
     record = read_json(args.source)
+    for line in text.heading(record, len(record.rows)):
+        print(line)
     ours = any(row.backend != "none" for row in record.rows)
     lines = terminal.Lines(text.header(ours, record.peer_names))
     for row in record.rows:

@@ -1,9 +1,9 @@
 """``normgrad build-capi``: the C libraries, built for the interpreter that runs this."""
 
 import argparse
-from pathlib import Path
 
 from normgrad.capi import build
+from normgrad.cli import rules
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefix",
         metavar="DIR",
-        type=Path,
+        type=rules.folder,
         default=build.default_prefix(),
         help="where include, lib64 and lib go (default: %(default)s)",
     )

@@ -1,9 +1,9 @@
 """``normgrad capi-flags``: what a compiler needs to know about the C libraries."""
 
 import argparse
-from pathlib import Path
 
 from normgrad.capi import build, packages
+from normgrad.cli import rules
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefix",
         metavar="DIR",
-        type=Path,
+        type=rules.folder,
         default=build.default_prefix(),
         help="where build-capi put them (default: %(default)s)",
     )

@@ -2,10 +2,12 @@
 
 import argparse
 import importlib.metadata
+import importlib.util
 import platform
 from pathlib import Path
 
 from normgrad import __version__, backends
+from normgrad.backends.base import broken
 from normgrad.cores import cores
 
 _PACKAGES = (
@@ -107,6 +109,11 @@ def _threads() -> object:
 
 
 def _gpu() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "unknown, as torch is not installed"
+    reason = broken("torch")
+    if reason is not None:
+        return f"unknown, as {reason}"
     try:
         import torch
 
@@ -117,8 +124,6 @@ def _gpu() -> str:
             f"{properties.name}, {properties.multi_processor_count} multiprocessors, "
             f"{properties.total_memory >> 30} GiB, CUDA {torch.version.cuda}"
         )
-    except ImportError:
-        return "unknown, as torch is not installed"
     except Exception as error:
         return f"unknown ({error})"
 

@@ -1,15 +1,19 @@
 """Finds the verb and runs it. A verb's module is imported only when it is used."""
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO, TypeVar, cast
 
 from normgrad import __version__
 from normgrad.cli import rules
 from normgrad.errors import ArgumentError, NormgradError
+
+T = TypeVar("T")
 
 # verb: what it is for. Each has a module of its name with `add_arguments(parser)` and `run(args)`.
 VERBS = {
@@ -42,8 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         rules.check(args)
-        code: int = modules[args.verb].run(args)
-        sys.stdout.flush()
+        with contextlib.redirect_stdout(cast(TextIO, _Reader(sys.stdout))):
+            code: int = modules[args.verb].run(args)
+            sys.stdout.flush()
     except ArgumentError as error:
         text = error.render({**error.names, **rules.OPTIONS})
         print(f"normgrad {args.verb}: {text}", file=sys.stderr)
@@ -51,15 +56,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NormgradError as error:
         print(f"normgrad {args.verb}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader has seen enough, as `| head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:  # it names the file: one that cannot be made, or a full disk
         print(f"normgrad {args.verb}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     return code
+
+
+class _Reader:
+    """Standard output whose reader may have seen enough, as `| head` has: the rest goes nowhere.
+
+    The verb goes on, so that its exit code is that of its own work.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._gone = stream, False
+
+    def write(self, text: str) -> int:
+        """To the reader, while there is one."""
+        return self._while_there(lambda: self._stream.write(text), len(text))
+
+    def flush(self) -> None:
+        """The same."""
+        self._while_there(self._stream.flush, None)
+
+    def _while_there(self, work: Callable[[], T], otherwise: T) -> T:
+        try:
+            return otherwise if self._gone else work()
+        except BrokenPipeError:
+            self._gone = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # for what is in its buffer, and for children
+            os.close(nowhere)
+            return otherwise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _open_streams() -> None:

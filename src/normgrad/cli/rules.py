@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +43,8 @@ def check(args: argparse.Namespace) -> None:
                 f"must be at least {low}" if high == math.inf else f"must be from {low} to {high}"
             )
             raise OptionError(f"--{name.replace('_', '-')}", rule, value)
-    taken: dict[Path, str] = {}
+    source: Path | None = getattr(args, "source", None)
+    taken = {} if source is None else {Path(os.path.realpath(source)): "--from"}
     for name in _TARGETS:
         path = getattr(args, name, None)
         if path is not None:
@@ -52,6 +54,13 @@ def check(args: argparse.Namespace) -> None:
                 raise OptionError(f"--{name}", rule, path)
             if real is not None:
                 taken[real] = f"--{name}"
+
+
+def folder(text: str) -> Path:
+    """An option's directory; an empty text, as of a variable that is not set, is not this one."""
+    if not text:
+        raise argparse.ArgumentTypeError("must name a directory, got ''")
+    return Path(text)
 
 
 def _writable(option: str, path: Path) -> Path | None:

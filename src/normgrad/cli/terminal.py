@@ -30,11 +30,11 @@ def progress(items: Iterable[T], label: str, total: int | None = None) -> Iterat
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under a header; a cell of PASS or FAIL has its colour on a terminal."""
     listed = [[str(cell) for cell in row] for row in rows]
-    if _rich():
-        _rich_table(title, header, listed)
-        return
     widths = [max(len(cell) for cell in column) for column in zip(header, *listed, strict=True)]
-    print(title)
+    if _rich() and _rich_table(title, header, listed, widths):
+        return
+    if title:
+        print(title)
     for row in [list(header), *listed]:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
@@ -59,17 +59,23 @@ class Lines:
     def close(self) -> None:
         """Nothing more comes."""
         if _rich() and self.rows:
-            _rich_table("", self.header, self.rows)
+            table("", self.header, self.rows)
 
     def _print(self, cells: Sequence[str]) -> None:
         padded = (cell.ljust(width) for cell, (_, width) in zip(cells, self.columns, strict=True))
         print("  ".join(padded).rstrip(), flush=True)
 
 
-def _rich_table(title: str, header: Sequence[str], rows: list[list[str]]) -> None:
+def _rich_table(
+    title: str, header: Sequence[str], rows: list[list[str]], widths: list[int]
+) -> bool:
+    """Print it, or say that the terminal is too narrow: rich would cut names to `ba...`."""
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
+    if sum(widths) + 3 * len(widths) + 1 > console.width:  # a bar and two spaces for each column
+        return False
     shown = Table(title=title, title_justify="left")
     for name in header:
         shown.add_column(name)
@@ -77,4 +83,5 @@ def _rich_table(title: str, header: Sequence[str], rows: list[list[str]]) -> Non
     colours["WRONG"] = "[bold red]WRONG[/bold red]"
     for row in rows:
         shown.add_row(*(colours.get(cell, cell) for cell in row))
-    Console().print(shown)
+    console.print(shown)
+    return True

@@ -42,6 +42,11 @@ class Case:
     weight: bool = True
     mask: tuple[bool, ...] = ()
     statistics_dtype: str | None = None  # None: the data's own type
+    own_weight: bool = False  # the weight has the data's type, not that of the statistics
+    sums_dtype: str | None = None  # of the element stage; None: as batch_norm_reduce gives them
+    counts_dtype: str = "int32"  # of its counts
+    vectors: Layout = "contiguous"  # how statistics, weight and sums lie in memory
+    both_statistics: bool = False  # those that the mode does not read are given too, other numbers
     poison: float | None = None  # one element of x and dy is this
     own_statistics: bool = True  # False: statistics that do not belong to the data
     centre: float = 100.0  # the mean of x, whose deviation is 3
@@ -73,8 +78,8 @@ def _batch_like(op: Op) -> Iterator[Case]:
         "rank-8": (2, 3, 2, 1, 2, 2, 1, 3),
         "one-channel": (5, 1, 9),
         "one-element-per-statistic": (1, 5),
-        "ragged-long": (2, 3, 4099),
-        "many-channels": (3, 301, 2),
+        "ragged-long": (3, 2, 7001),
+        "many-channels": (3, 601, 2),
         "long-batch": (1031, 7),
         "wide-rows": (70, 130, 3),
         "empty-batch": (0, 4, 3),
@@ -99,6 +104,14 @@ def _batch_like(op: Op) -> Iterator[Case]:
         statistics_dtype="float32",
         layout="channels-last",
     )
+    yield Case(
+        id="float32-statistics-own-weight",
+        op=op,
+        shape=(4, 6, 35),
+        statistics_dtype="float32",
+        own_weight=True,
+    )
+    yield Case(id="vectors-with-gaps", op=op, shape=(4, 6, 35), vectors="sliced")
     yield Case(id="foreign-statistics", op=op, shape=(4, 6, 35), own_statistics=False)
     yield Case(id="far-from-zero", op=op, shape=(4, 6, 5), centre=3000.0)
     yield Case(id="nan-in-data", op=op, shape=(4, 6, 5), poison=float("nan"))
@@ -121,6 +134,8 @@ def _batch() -> Iterator[Case]:
     yield Case(
         id="variance-large-eps", op=op, shape=(4, 6, 35), statistic="variance", eps=_LARGE_EPS
     )
+    for name, training in (("running-statistics-too", True), ("saved-statistics-too", False)):
+        yield Case(id=name, op=op, shape=(4, 6, 35), training=training, both_statistics=True)
     for layout, training in product(USUAL_LAYOUTS, (True, False)):
         mode = "" if training else "-inference"
         for mask in _masks(3):
@@ -132,6 +147,7 @@ def _batch() -> Iterator[Case]:
                 mask=mask,
                 layout=layout,
                 training=training,
+                both_statistics=True,  # as frameworks call it, who know a mask
             )
 
 
@@ -149,6 +165,13 @@ def _elemt() -> Iterator[Case]:
             yield case
     yield Case(id="one-rank", op=op, shape=(4, 6, 35), ranks=1)
     yield Case(id="many-ranks", op=op, shape=(4, 6, 35), ranks=257)
+    yield Case(
+        id="sums-and-counts-of-other-types",
+        op=op,
+        shape=(4, 6, 35),
+        sums_dtype="float16",
+        counts_dtype="float32",
+    )
 
 
 def _layer() -> Iterator[Case]:
@@ -172,8 +195,17 @@ def _layer() -> Iterator[Case]:
         yield Case(id=name, op=op, shape=shape, normalized=normalized)
     for layout in ODD_LAYOUTS:
         yield Case(id=layout, op=op, shape=(6, 5, 8), layout=layout)
+    yield Case(id="mixed-rows", op=op, shape=(9, 50), layout="mixed")
     yield Case(id="no-weight", op=op, shape=(9, 50), weight=False)
     yield Case(id="float32-statistics", op=op, shape=(9, 50), statistics_dtype="float32")
+    yield Case(
+        id="float32-statistics-own-weight",
+        op=op,
+        shape=(9, 50),
+        statistics_dtype="float32",
+        own_weight=True,
+    )
+    yield Case(id="vectors-with-gaps", op=op, shape=(9, 50), vectors="sliced")
     yield Case(id="foreign-statistics", op=op, shape=(9, 50), own_statistics=False)
     yield Case(id="far-from-zero", op=op, shape=(9, 50), centre=3000.0)
     yield Case(id="nan-in-data", op=op, shape=(9, 50), poison=float("nan"))
@@ -193,7 +225,7 @@ def _group() -> Iterator[Case]:
         "two-axes": ((5, 12), 3),
         "rank-8": ((2, 4, 2, 1, 2, 2, 1, 3), 2),
         "one-element-per-statistic": ((2, 5, 1), 5),
-        "ragged-long": ((1, 6, 4099), 2),
+        "ragged-long": ((1, 6, 7001), 2),
         "many-groups": ((2, 192, 9), 64),
         "many-samples": ((65, 12, 9), 4),
         "empty-batch": ((0, 8, 3), 2),
@@ -214,8 +246,25 @@ def _group() -> Iterator[Case]:
         yield Case(id=layout, op=op, shape=(4, 6, 5, 8), num_groups=2, layout=layout)
     yield Case(id="no-weight", op=op, shape=(4, 6, 35), num_groups=2, weight=False)
     yield Case(
+        id="no-weight-channels-last",
+        op=op,
+        shape=(4, 20, 5, 7),
+        num_groups=2,
+        weight=False,
+        layout="channels-last",
+    )
+    yield Case(
         id="float32-statistics", op=op, shape=(4, 6, 35), num_groups=2, statistics_dtype="float32"
     )
+    yield Case(
+        id="float32-statistics-own-weight",
+        op=op,
+        shape=(4, 6, 35),
+        num_groups=2,
+        statistics_dtype="float32",
+        own_weight=True,
+    )
+    yield Case(id="vectors-with-gaps", op=op, shape=(4, 6, 35), num_groups=2, vectors="sliced")
     yield Case(id="foreign-statistics", op=op, shape=(4, 6, 35), num_groups=2, own_statistics=False)
     yield Case(id="far-from-zero", op=op, shape=(4, 6, 5), num_groups=2, centre=3000.0)
     yield Case(id="nan-in-data", op=op, shape=(4, 6, 5), num_groups=3, poison=float("nan"))

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
@@ -60,7 +61,7 @@ class Outcome:
     verdict: Verdict
     share: float = 0.0
     ulps: float = 0.0
-    deterministic: bool | None = None
+    deterministic: bool | None = None  # None: nothing ran twice
     detail: str = ""
 
     def judged(self, measured: Sequence[Measurement]) -> "Outcome":
@@ -92,9 +93,10 @@ def kind_of_case(case: Case) -> str:
         return "empty"
     if case.poison is not None:
         return "inf and nan"
-    if case.layout != "contiguous" or case.channel_axis != 1:
+    if case.layout != "contiguous" or case.vectors != "contiguous" or case.channel_axis != 1:
         return "strides"
-    if case.statistics_dtype or not case.own_statistics or not case.weight:
+    of_another_type = case.statistics_dtype or case.sums_dtype
+    if of_another_type or case.both_statistics or not (case.own_statistics and case.weight):
         return "statistics"
     return "modes" if not case.training or case.statistic == "variance" else "shapes"
 
@@ -110,7 +112,7 @@ def examine(
     """Run a case some times: every run must be right, and all must give the same bits."""
     problem = make_problem(case, dtype, seed)
     blank = blank_outcome(case, dtype, implementation.name)
-    before = {role: host.array.copy() for role, host in problem.operands.items()}
+    before = {role: host.array.copy() for role, host in problem.given.items()}
     truth = expected(problem)
     first: Results = {}
     worst, same = blank, True
@@ -124,7 +126,7 @@ def examine(
             return replace(blank, share=math.inf, detail=f"{type(error).__name__}: {text}")
         changed = [
             role
-            for role, host in problem.operands.items()
+            for role, host in problem.given.items()
             if host.array.tobytes() != before[role].tobytes()
         ]
         if changed:
@@ -139,7 +141,7 @@ def examine(
     if not same and worst.verdict == "PASS":
         detail = f"other bits in {repeats} runs on the same operands; {worst.detail}"
         worst = replace(worst, verdict="FAIL", detail=detail)
-    return replace(worst, deterministic=same)
+    return replace(worst, deterministic=same if repeats > 1 else None)
 
 
 class FunctionImplementation:
@@ -156,7 +158,7 @@ class FunctionImplementation:
         function = self.functions.get(case.op)
         if function is None:
             raise NotOffered(f"no function {case.op}_backward")
-        operands = {role: self._array(host) for role, host in problem.operands.items()}
+        operands = {role: self._array(host) for role, host in problem.given.items()}
         _, arguments, options = invocation(case, operands)
         returned = function(*arguments, **_accepted(function, options, case))
         listed = returned if isinstance(returned, (tuple, list)) else (returned,)
@@ -165,7 +167,7 @@ class FunctionImplementation:
             msg = f"it returned {len(listed)} results, {case.op} has {len(roles)}"
             raise TypeError(msg)
         for role, array in operands.items():
-            host = problem.operands[role]
+            host = problem.given[role]
             if from_array(array, self.device).tobytes() != host.array.tobytes():
                 msg = f"it changed its operand {role}"
                 raise ValueError(msg)
@@ -222,10 +224,12 @@ def _accepted(function: Callable[..., Any], options: dict[str, Any], case: Case)
 def load(target: str, op: str | None, arrays: str) -> FunctionImplementation:
     """``MODULE`` with functions named as ours, or ``MODULE:FUNCTION`` for one operator."""
     module_name, _, function_name = target.partition(":")
+    if "" not in sys.path:  # this folder: `python -m` looks there, a console script does not
+        sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # whatever its code raises, or a script that exits
-        rule = "must name a module that can be imported (PYTHONPATH finds it)"
+        rule = "must name a module that can be imported (from this folder or PYTHONPATH)"
         reason = f"{module_name!r}: {type(error).__name__}: {error}"
         raise OptionError("--impl", rule, reason) from error
     if not function_name:

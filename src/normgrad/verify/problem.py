@@ -13,7 +13,7 @@ from normgrad.dtypes import compute_dtype
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec, TensorSpec, result_dtype
 from normgrad.validate import result_shape
-from normgrad.verify.cases import LAYOUTS, Case
+from normgrad.verify.cases import LAYOUTS, Case, Layout
 
 Values = NDArray[np.float64]
 
@@ -39,12 +39,16 @@ class HostArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """A case with numbers: operands by role, and the types of its results."""
+    """A case with numbers: operands by role, and the types of its results.
+
+    ``unread`` are statistics that batch norm takes but does not read, by their public names.
+    """
 
     case: Case
     dtype: str
     operands: dict[str, HostArray]
     result_dtypes: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, HostArray] = field(default_factory=dict)
 
     @property
     def spec(self) -> Spec:
@@ -55,6 +59,11 @@ class Problem:
     def wanted(self) -> tuple[str, ...]:
         """The roles that the case asks for."""
         return tuple(self.result_dtypes)
+
+    @property
+    def given(self) -> dict[str, HostArray]:
+        """Everything that a call hands over."""
+        return self.operands | self.unread
 
     @property
     def geometry(self) -> Geometry:
@@ -97,25 +106,36 @@ def make_problem(case: Case, dtype: str, seed: int = 0) -> Problem:
     if case.poison is not None:
         x.flat[7], dy.flat[11] = case.poison, case.poison
     operands = {
-        "dy": _lay_out(dy, dtype, case, "dy"),
-        "x": _lay_out(x, dtype, case, "x"),
+        "dy": _lay_out(dy, dtype, case.layout, "dy"),
+        "x": _lay_out(x, dtype, case.layout, "x"),
     }
     statistics_dtype = case.statistics_dtype or dtype
-    operands |= _statistics(case, operands["x"].values, statistics_dtype, rng)
+
+    def vector(values: Values, dtype: str = statistics_dtype) -> HostArray:
+        return _lay_out(values, dtype, case.vectors, "vector")
+
+    mean, rstd = _statistics(case, operands["x"].values, rng)
+    operands |= {"mean": vector(mean), "rstd": vector(rstd)}
     geometry = Problem(case, dtype, operands).geometry
     parameters: tuple[int, ...] = (geometry.parameters,)
     if case.op is Op.LAYER_NORM:
         parameters = case.normalized_shape
     if case.weight:
         gamma = 1.0 + 0.5 * rng.standard_normal(parameters)
-        operands["gamma"] = host_array(gamma, statistics_dtype)
+        operands["gamma"] = vector(gamma, dtype if case.own_weight else statistics_dtype)
     if case.op is Op.BATCH_NORM_ELEMT:
         count = max(geometry.count, 1)
-        operands["sum_dy"] = host_array(count * rng.standard_normal(parameters), "float32")
-        operands["sum_dy_xmu"] = host_array(count * rng.standard_normal(parameters), "float32")
-        counts = rng.integers(1, 2 * count + 1, case.ranks).astype(np.int32)
-        operands["counter"] = HostArray(counts, "int32")
-    return Problem(case, dtype, operands, _result_dtypes(case, dtype, operands))
+        sums = case.sums_dtype or compute_dtype((dtype,))
+        operands["sum_dy"] = vector(count * rng.standard_normal(parameters), sums)
+        operands["sum_dy_xmu"] = vector(count * rng.standard_normal(parameters), sums)
+        counts = rng.integers(1, 2 * count + 1, case.ranks).astype(case.counts_dtype)
+        operands["counter"] = HostArray(counts, case.counts_dtype)
+    unread: dict[str, HostArray] = {}
+    if case.both_statistics:
+        names = ("running_mean", "running_var") if case.training else ("save_mean", "save_invstd")
+        others = _foreign_statistics(mean.shape, rng)
+        unread = {name: vector(values) for name, values in zip(names, others, strict=True)}
+    return Problem(case, dtype, operands, _result_dtypes(case, dtype, operands), unread)
 
 
 def centre_of(case: Case, dtype: str) -> float:
@@ -124,11 +144,6 @@ def centre_of(case: Case, dtype: str) -> float:
     In 16 bits the spacing at 100 is .06 (float16) and .5 (bfloat16), so nearer there.
     """
     return {"float16": 20.0, "bfloat16": 5.0}.get(dtype, case.centre)
-
-
-def host_array(values: Values, dtype: str) -> HostArray:
-    """Values rounded into a type, contiguous."""
-    return HostArray(np.ascontiguousarray(hostmem.narrow(values, dtype)), dtype)
 
 
 def _result_dtypes(case: Case, dtype: str, operands: dict[str, HostArray]) -> dict[str, str]:
@@ -143,9 +158,8 @@ def wanted_dtypes(case: Case, data: str, parameters: str) -> dict[str, str]:
     return {role: result_dtype(role, data, parameters, compute) for role, want in wanted if want}
 
 
-def _statistics(
-    case: Case, x: Values, dtype: str, rng: np.random.Generator
-) -> dict[str, HostArray]:
+def _statistics(case: Case, x: Values, rng: np.random.Generator) -> tuple[Values, Values]:
+    """Mean and the second statistic as the case wants it."""
     if case.op is Op.LAYER_NORM:
         axes = tuple(range(len(case.shape) - case.normalized, len(case.shape)))
         data = x
@@ -162,19 +176,23 @@ def _statistics(
         variance = data.var(axis=axes, keepdims=case.op is Op.LAYER_NORM)
     else:
         shape = np.zeros(data.shape).sum(axis=axes, keepdims=case.op is Op.LAYER_NORM).shape
-        mean = 3.0 + rng.standard_normal(shape)
-        variance = 0.5 + rng.random(shape)
+        mean, variance = _foreign_statistics(shape, rng)
     as_variance = case.statistic == "variance" or not case.training
     rstd = variance if as_variance else 1.0 / np.sqrt(variance + case.eps)
-    return {"mean": host_array(mean, dtype), "rstd": host_array(rstd, dtype)}
+    return mean, rstd
 
 
-def _lay_out(values: Values, dtype: str, case: Case, role: str) -> HostArray:
-    """The values in memory as the case's layout says."""
+def _foreign_statistics(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Values, Values]:
+    """A mean and a variance that do not belong to the data."""
+    return 3.0 + rng.standard_normal(shape), 0.5 + rng.random(shape)
+
+
+def _lay_out(values: Values, dtype: str, layout: Layout, role: str) -> HostArray:
+    """The values in memory as a layout says."""
     dense = hostmem.narrow(values, dtype)
-    layout: str = case.layout
     if layout == "mixed":  # x and dy lie differently
-        layout = "contiguous" if role == "x" else "channels-last"
+        other: Layout = "channels-last" if dense.ndim > 2 else "transposed"
+        layout = "contiguous" if role == "x" else other
     if layout == "broadcast":  # an expanded dy: stride 0 along the first axis
         if role == "x":
             return HostArray(dense, dtype)

@@ -21,22 +21,27 @@ Results = dict[str, np.ndarray[Any, Any]]
 
 
 def judge(problem: Problem, results: Results, truth: Expected | None = None) -> list[Measurement]:
-    """Every result of a problem measured against the truth."""
-    truth = truth or expected(problem)
+    """Every result of a problem measured against the truth, in the shape that the result has."""
+    truth, spec = truth or expected(problem), problem.spec
     measurements = []
     for role in problem.wanted:
-        got = results[role]
-        if role == "dx" and problem.case.op is Op.GROUP_NORM:
-            got = np.moveaxis(got, problem.case.channel_axis, 1)
-        dtype = problem.result_dtypes[role]
-        measurements.append(measure(role, got, truth.values[role], truth.budgets[role], dtype))
+        tensor = spec.tensor(role)
+        assert tensor is not None
+        want, budget = (
+            values[role].reshape(tensor.shape) for values in (truth.values, truth.budgets)
+        )
+        if role == "dx" and spec.op is Op.GROUP_NORM:
+            want, budget = (
+                np.moveaxis(values, 1, problem.case.channel_axis) for values in (want, budget)
+            )
+        measurements.append(measure(role, results[role], want, budget, tensor.dtype))
     return measurements
 
 
 def run_backend(problem: Problem, backend: str | None) -> Results:
     """Results by role, from NumPy arrays or torch tensors. Outputs start as NaN."""
     device = _torch_device(problem, backend)
-    operands = {role: to_array(host, device) for role, host in problem.operands.items()}
+    operands = {role: to_array(host, device) for role, host in problem.given.items()}
     out = tuple(
         to_array(_poisoned(problem, role), device) if role in problem.wanted else None
         for role in RESULTS[problem.case.op]
@@ -82,7 +87,9 @@ def invocation(case: Case, operands: dict[str, Any]) -> tuple[str, tuple[Any, ..
     name = f"{case.op}_backward"
     options: dict[str, Any] = {"output_mask": case.wanted, "channel_axis": case.channel_axis}
     if case.op is Op.BATCH_NORM:
-        pair = (None, None, mean, rstd) if case.training else (mean, rstd, None, None)
+        running = operands.get("running_mean"), operands.get("running_var")
+        saved = operands.get("save_mean"), operands.get("save_invstd")
+        pair = (*running, mean, rstd) if case.training else (mean, rstd, *saved)
         options |= {"training": case.training, "eps": case.eps, "save_invstd_is": case.statistic}
         return name, (dy, x, gamma, *pair), options
     if case.op is Op.BATCH_NORM_REDUCE:
@@ -147,6 +154,7 @@ def from_torch(array: Any) -> Any:
     """A tensor's numbers in NumPy; bfloat16 as its bits."""
     import torch
 
+    array = array.detach().resolve_conj().resolve_neg()  # NumPy knows memory alone
     if array.dtype is torch.bfloat16:
         return array.contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
     return array.cpu().numpy()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from normgrad.backends.base import Compiled, unknown_to_fast
+from normgrad.backends.base import Compiled, broken, unknown_to_fast
 from normgrad.geometry import Geometry
 from normgrad.spec import Spec
 from normgrad.written import Source
@@ -23,12 +23,12 @@ class CpuBackend:
     name = "cpu"
 
     def unavailable(self) -> str | None:
-        """Only without its compiler."""
+        """Only without its compiler, which the first plan needs anyway."""
         if sys.byteorder != "little":
             return "it knows little-endian machines only"
         if importlib.util.find_spec("numba") is None:
             return "it needs Numba: pip install numba"
-        return None
+        return broken("numba")
 
     def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
         """Memory that the host cannot read, and operators to come."""

@@ -5,7 +5,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from normgrad.backends.base import unknown_to_fast
+from normgrad.backends.base import broken, unknown_to_fast
 from normgrad.backends.cuda import strategies
 from normgrad.backends.cuda.device import INTERPRETER, device_of
 from normgrad.backends.cuda.launch import Aligned, Ready, has_mail, interpreting, run_program
@@ -29,13 +29,13 @@ class CudaBackend:
         for package in ("torch", "triton"):
             if importlib.util.find_spec(package) is None:
                 return f"{package} is not installed: pip install {package}"
-        if interpreting():
-            return None
-        import torch
+        reason = broken("torch")
+        if reason is None and not interpreting():
+            import torch
 
-        if not torch.cuda.is_available():
-            return "torch sees no NVIDIA GPU here"
-        return None
+            if not torch.cuda.is_available():
+                return "torch sees no NVIDIA GPU here"
+        return reason or broken("triton")
 
     def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
         """Memory that is not on a GPU, too many statistics, and operators to come."""

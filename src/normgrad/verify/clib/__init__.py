@@ -45,16 +45,22 @@ def blanks(path: Path, op: str | None, dtype: str | None) -> list[Outcome]:
 def worker(path: Path, op: str | None, dtype: str | None, seed: int) -> Callable[[int], Outcome]:
     """Load the library, in the process that may crash."""
     listed = jobs(path, op, dtype)
-    tester: Tester
+    try:
+        tester = _opened(path)
+    except (OSError, AttributeError, RuntimeError) as error:  # no library, no symbol, no success
+        rule = "must be a library that loads, and whose runtime starts"
+        raise OptionError("--lib", rule, error) from error
+    return lambda index: tester.run(listed[index], seed)
+
+
+def _opened(path: Path) -> Tester:
     if _kind(path) == "infiniop":
         from normgrad.verify.clib import infiniop
 
-        tester = infiniop.Infiniop(path)
-    else:
-        from normgrad.verify.clib import aclnn
+        return infiniop.Infiniop(path)
+    from normgrad.verify.clib import aclnn
 
-        tester = aclnn.Aclnn(path)
-    return lambda index: tester.run(listed[index], seed)
+    return aclnn.Aclnn(path)
 
 
 def _kind(path: Path) -> str:

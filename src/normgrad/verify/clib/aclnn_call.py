@@ -45,15 +45,13 @@ def _mask(case: Case) -> Argument:
 
 def _batch_norm(case: Case, hosts: dict[str, HostArray]) -> list[Argument]:
     form = ACL_FORMAT_NHWC if case.channel_axis == 3 else ACL_FORMAT_ND
-    saved = ("saveMean", "saveInvstd") if case.training else ("runningMean", "runningVar")
+    running, saved = ("running_mean", "running_var"), ("mean", "rstd")
+    if not case.training:
+        running, saved = ("mean", "rstd"), ("save_mean", "save_invstd")
+    names = ("runningMean", "runningVar", "saveMean", "saveInvstd")
     vectors = [
-        Argument(name, "tensor", hosts.get(role) if name in saved else None, role, required=False)
-        for name, role in (
-            ("runningMean", "mean"),
-            ("runningVar", "rstd"),
-            ("saveMean", "mean"),
-            ("saveInvstd", "rstd"),
-        )
+        _tensor(name, role, hosts, required=False)
+        for name, role in zip(names, (*running, *saved), strict=True)
     ]
     return [
         _tensor("gradOut", "dy", hosts, form),

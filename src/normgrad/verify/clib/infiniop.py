@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from normgrad.errors import OptionError
 from normgrad.infiniop.constants import INFINIRT_MEMCPY_D2H, INFINIRT_MEMCPY_H2D
 from normgrad.infiniop.descriptors import DTYPE_NAMES
 from normgrad.infiniop.status import SUCCESS
@@ -44,9 +43,10 @@ def jobs(who: str) -> list[Job]:
 
 
 def _expressible(case: Case) -> bool:
-    plain = case.layout == "contiguous" and case.channel_axis == 1 and not case.mask
-    usual = case.weight and case.training and case.statistic == "invstd"
-    return plain and usual and case.statistics_dtype is None and 0 not in case.shape
+    plain = case.layout == case.vectors == "contiguous" and case.channel_axis == 1
+    usual = case.weight and case.training and case.statistic == "invstd" and not case.mask
+    alone = case.statistics_dtype is None and not case.both_statistics
+    return plain and usual and alone and 0 not in case.shape
 
 
 def _as_infiniop(case: Case) -> Case:
@@ -100,14 +100,11 @@ class Infiniop:
     def __init__(self, path: Path) -> None:
         beside = path.resolve().parent / "libinfinirt.so"
         self.libraries = []
-        try:
-            if beside.exists():
-                self.libraries.append(ctypes.CDLL(str(beside), ctypes.RTLD_GLOBAL))
-            self.libraries.insert(0, ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL))
-        except OSError as error:
-            raise OptionError("--lib", "must be a library that loads", error) from error
+        if beside.exists():
+            self.libraries.append(ctypes.CDLL(str(beside), ctypes.RTLD_GLOBAL))
+        self.libraries.insert(0, ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL))
         with contextlib.suppress(AttributeError):
-            self.function("infinirtInit")()
+            _must("infinirtInit", self.function("infinirtInit")())
         self.runtime: Runtime = HostRuntime()
         with contextlib.suppress(AttributeError):
             self.runtime = InfinirtMemory(self.function)
@@ -189,7 +186,9 @@ class Infiniop:
             needed = ctypes.c_size_t()
             _must("GetWorkspaceSize", self.workspace_size(operator, ctypes.addressof(needed)))
             workspace = self.runtime.malloc(needed.value) if needed.value else None
-            for _ in range(turns):
+            for turn in range(turns):
+                for role in ROLES[:3] if turn else ():
+                    placed[role].refill()
                 code = self.compute(
                     operator,
                     workspace,

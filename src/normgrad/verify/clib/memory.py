@@ -84,6 +84,12 @@ class Placed:
         image = self._download()  # a view knows the address alone: the image must stay
         return self._view(image).copy()
 
+    def refill(self) -> None:
+        """The first elements again; what was written around them stays, for ``stray`` to see."""
+        image = self._download()
+        self._view(image)[...] = self.host.array
+        self.runtime.upload(self.base, image.tobytes())
+
     def stray(self) -> bool:
         """Whether anything outside the elements changed."""
         now, before = self._download(), self.image.copy()
