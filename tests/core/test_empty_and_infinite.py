@@ -34,6 +34,28 @@ def test_empty_data_gives_zero_parameter_gradients(shape, host_backend):
         np.testing.assert_array_equal(got.grad_bias, np.zeros(4))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("axis", [1, 2], ids=["channels-first", "channels-last"])
+def test_statistics_of_empty_data_have_no_say(axis, bad, host_backend):
+    """Their own mean and deviation are nan: 0 is still the sum."""
+    data, vector, stat = np.empty((0, 4, 4), F), np.full(4, bad, F), np.full((2, 2), bad, F)
+    thin = np.empty((2, 4, 0) if axis == 1 else (2, 0, 4), F)
+    options = {"channel_axis": axis, "backend": host_backend}
+    for got in (
+        ng.batch_norm_backward(data, data, save_mean=vector, save_invstd=vector, **options),
+        ng.batch_norm_backward(
+            data, data, None, vector, np.zeros(4, F), training=False, eps=0.0, **options
+        ),
+        ng.group_norm_backward(thin, thin, stat, stat, num_groups=2, **options),
+        ng.layer_norm_backward(
+            data, data, (4, 4), np.empty(0, F), np.empty(0, F), backend=host_backend
+        ),
+        ng.batch_norm_reduce_backward(data, data, vector, vector, **options),
+    ):
+        for one in got[-2:]:
+            np.testing.assert_array_equal(one, np.zeros_like(one))
+
+
 def test_empty_data_of_the_synchronized_halves(host_backend):
     data, vector = np.empty((0, 4, 3), F), ones(4)
     sums = ng.batch_norm_reduce_backward(data, data, vector, vector, backend=host_backend)

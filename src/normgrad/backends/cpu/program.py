@@ -187,7 +187,8 @@ class Program:
 
     def _vector(self, role: str, slot: int) -> None:
         tensor = self.spec.tensor(role)
-        if tensor is None:
+        # Without data no operand has a say in a sum of 0: 0 * nan would be nan.
+        if tensor is None or (role in self.spec.operands and not self.geometry.size):
             self.params[slot + slots.CODE] = ABSENT
             return
         strides = reshaped_strides(tensor, (tensor.size,))
