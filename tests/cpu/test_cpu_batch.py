@@ -57,6 +57,26 @@ def test_groups(channels, groups, pixels, axis, limits, monkeypatch, forget_plan
     assert_slices_agree(gradient, 9)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("axis", [1, 2], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize(("channels", "pixels"), [(512, 196), (1300, 51), (300, 250)])
+def test_groups_of_many_short_channels(channels, pixels, axis, dtype):
+    """Units of few slabs hold as many channels as make a task: 167 of 14x14, no multiple of 4."""
+    assert sizes.TASK_ELEMENTS // pixels % 4
+    assert channels * pixels >= 2 * sizes.TASK_ELEMENTS
+    shape = (9, channels, pixels) if axis == 1 else (9, pixels, channels)
+    x, dy = (numbers(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
+    mean, rstd, gamma = numbers(9, 1), np.abs(numbers(9, 1)), numbers(channels)
+
+    def gradient(some):
+        return functional.group_norm_backward(
+            dy[:some], x[:some], mean[:some], rstd[:some], gamma, num_groups=1,
+            channel_axis=axis, backend="cpu",
+        ).grad_input  # fmt: skip
+
+    assert_slices_agree(gradient, 9)
+
+
 def test_more_groups_than_units_are_split_for():
     """Slabs are taken whole where there are many, and in pieces where there are few."""
     x, dy = (numbers(9, 4, 40000, seed=seed) for seed in (1, 2))

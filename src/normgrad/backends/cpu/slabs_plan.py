@@ -40,6 +40,9 @@ def _split(program: "Program", slabs: int, segments: int) -> None:
     by_row = geometry.statistic == "row"
     piece = sizes.TASK_ELEMENTS if geometry.inner >= sizes.TASK_ELEMENTS else max(geometry.inner, 1)
     gathered = max(1, sizes.TASK_ELEMENTS // piece)
+    if gathered > 4:
+        # Short segments are summed four at a time: the same four of a slab, whole or in units.
+        gathered -= gathered % 4
     per_segment = ceil_div(geometry.inner, piece)
     pieces = ceil_div(segments, gathered) * per_segment
     params[slots.PIECES] = pieces
