@@ -129,6 +129,23 @@ def test_a_variance_of_zero_is_plain_arithmetic(host_backend):
     assert np.isnan(got.grad_weight).all()  # (x - mean) * inf = 0 * inf
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("axis", [1, 2], ids=["channels-first", "channels-last"])
+def test_any_variance_is_a_root_and_a_division(axis, dtype, host_backend):
+    """-inf and what is negative have no root: nan, and not the 0 of a power of -0.5."""
+    variance = np.array([-np.inf, -1, -0.0, 0, 1e-40, 0.25, 3, np.inf, np.nan], dtype)
+    data = np.ones((2, 9, 5) if axis == 1 else (2, 5, 9), dtype)
+    for eps in (0.0, 1e-5):
+        got = ng.batch_norm_backward(
+            data, data, None, np.zeros(9, dtype), variance, training=False, eps=eps,
+            channel_axis=axis, backend=host_backend,
+        )  # fmt: skip
+        with np.errstate(all="ignore"):
+            want = (1 / np.sqrt(variance.astype(np.float64) + eps)).astype(dtype)
+        np.testing.assert_array_equal(np.moveaxis(got.grad_input, axis, 0)[:, 0, 0], want)
+        np.testing.assert_allclose(got.grad_weight, 10 * want.astype(np.float64), rtol=1e-6)
+
+
 def test_a_total_count_of_zero_is_plain_arithmetic(host_backend):
     data, vector = ones(1, 2, 2), ones(2)
     got = ng.batch_norm_elemt_backward(

@@ -21,7 +21,8 @@ class Correction(NamedTuple):
 
 def inverse_deviation(variance: Array, eps: float) -> Array:
     """``rstd`` where the second statistic is a variance."""
-    return (variance + eps) ** -0.5
+    # Arrays of NumPy and of torch take a root here: a power of -0.5 would give -inf a deviation.
+    return 1.0 / (variance + eps) ** 0.5
 
 
 def normalized(x: Array, mean: Array, rstd: Array) -> Array:
