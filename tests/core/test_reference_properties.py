@@ -143,16 +143,16 @@ def test_a_dense_layout_is_kept(sizes, data):
 
 @pytest.mark.parametrize("terms", ["constant", "random"])
 @pytest.mark.parametrize("op", ["batch", "planes", "samples", "group", "layer"])
-def test_a_million_terms_in_float64_are_added_in_pairs(op, terms):
+def test_a_million_terms_in_float64_are_added_in_pairs(op, terms, host_backend):
     """One by one, roundings of equal terms go the same way: 120055 units for a million of 0.1."""
-    count, backend = 1_000_000, "reference"
+    count = 1_000_000
     one = np.full(count, 0.1) if terms == "constant" else np.random.default_rng(1).random(count)
-    shape = {"planes": (1, count), "samples": (count // 4, 4), "group": (count // 4, 4)}.get(op)
+    shape = {"planes": (1, count), "samples": (count // 2, 2), "group": (count // 4, 4)}.get(op)
     dy = np.repeat(one[:, None], 2, 1)
     if shape is not None:
         dy = np.stack([one.reshape(shape)] * 2, 1)
     x, rows = np.ones_like(dy), np.ones((len(dy), 1))
-    options = {"output_mask": (False, True, True), "backend": backend}
+    options = {"output_mask": (False, True, True), "backend": host_backend}
     if op == "layer":
         got = ng.layer_norm_backward(dy, x, 2, 0 * rows, rows, **options)
     elif op == "group":
