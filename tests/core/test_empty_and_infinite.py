@@ -34,6 +34,28 @@ def test_empty_data_gives_zero_parameter_gradients(shape, host_backend):
         np.testing.assert_array_equal(got.grad_bias, np.zeros(4))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("axis", [1, 2], ids=["channels-first", "channels-last"])
+def test_statistics_of_empty_data_have_no_say(axis, bad, host_backend):
+    """Their own mean and deviation are nan: 0 is still the sum."""
+    data, vector, stat = np.empty((0, 4, 4), F), np.full(4, bad, F), np.full((2, 2), bad, F)
+    thin = np.empty((2, 4, 0) if axis == 1 else (2, 0, 4), F)
+    options = {"channel_axis": axis, "backend": host_backend}
+    for got in (
+        ng.batch_norm_backward(data, data, save_mean=vector, save_invstd=vector, **options),
+        ng.batch_norm_backward(
+            data, data, None, vector, np.zeros(4, F), training=False, eps=0.0, **options
+        ),
+        ng.group_norm_backward(thin, thin, stat, stat, num_groups=2, **options),
+        ng.layer_norm_backward(
+            data, data, (4, 4), np.empty(0, F), np.empty(0, F), backend=host_backend
+        ),
+        ng.batch_norm_reduce_backward(data, data, vector, vector, **options),
+    ):
+        for one in got[-2:]:
+            np.testing.assert_array_equal(one, np.zeros_like(one))
+
+
 def test_empty_data_of_the_synchronized_halves(host_backend):
     data, vector = np.empty((0, 4, 3), F), ones(4)
     sums = ng.batch_norm_reduce_backward(data, data, vector, vector, backend=host_backend)
@@ -105,6 +127,23 @@ def test_a_variance_of_zero_is_plain_arithmetic(host_backend):
     )
     assert np.isposinf(got.grad_input).all()
     assert np.isnan(got.grad_weight).all()  # (x - mean) * inf = 0 * inf
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("axis", [1, 2], ids=["channels-first", "channels-last"])
+def test_any_variance_is_a_root_and_a_division(axis, dtype, host_backend):
+    """-inf and what is negative have no root: nan, and not the 0 of a power of -0.5."""
+    variance = np.array([-np.inf, -1, -0.0, 0, 1e-40, 0.25, 3, np.inf, np.nan], dtype)
+    data = np.ones((2, 9, 5) if axis == 1 else (2, 5, 9), dtype)
+    for eps in (0.0, 1e-5):
+        got = ng.batch_norm_backward(
+            data, data, None, np.zeros(9, dtype), variance, training=False, eps=eps,
+            channel_axis=axis, backend=host_backend,
+        )  # fmt: skip
+        with np.errstate(all="ignore"):
+            want = (1 / np.sqrt(variance.astype(np.float64) + eps)).astype(dtype)
+        np.testing.assert_array_equal(np.moveaxis(got.grad_input, axis, 0)[:, 0, 0], want)
+        np.testing.assert_allclose(got.grad_weight, 10 * want.astype(np.float64), rtol=1e-6)
 
 
 def test_a_total_count_of_zero_is_plain_arithmetic(host_backend):

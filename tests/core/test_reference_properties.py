@@ -1,5 +1,7 @@
 """What must hold for any numbers: linearity, permutations, splits, sums that vanish."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ import normgrad as ng
 from normgrad.geometry import reshaped_strides
 from normgrad.spec import TensorSpec, dense_like, row_major
 from normgrad.strides import overlaps_itself
+from normgrad.verify.budget import sum_factor
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 3).map(lambda n: 2 * n), st.integers(1, 6))
 SEEDS = st.integers(0, 2**32 - 1)
@@ -136,3 +139,26 @@ def test_a_dense_layout_is_kept(sizes, data):
         (n, s) for n, s in zip(tensor.shape, tensor.strides, strict=True) if n > 1
     ]
     assert not overlaps_itself(kept)
+
+
+@pytest.mark.parametrize("terms", ["constant", "random"])
+@pytest.mark.parametrize("op", ["batch", "planes", "samples", "group", "layer"])
+def test_a_million_terms_in_float64_are_added_in_pairs(op, terms, host_backend):
+    """One by one, roundings of equal terms go the same way: 120055 units for a million of 0.1."""
+    count = 1_000_000
+    one = np.full(count, 0.1) if terms == "constant" else np.random.default_rng(1).random(count)
+    shape = {"planes": (1, count), "samples": (count // 2, 2), "group": (count // 4, 4)}.get(op)
+    dy = np.repeat(one[:, None], 2, 1)
+    if shape is not None:
+        dy = np.stack([one.reshape(shape)] * 2, 1)
+    x, rows = np.ones_like(dy), np.ones((len(dy), 1))
+    options = {"output_mask": (False, True, True), "backend": host_backend}
+    if op == "layer":
+        got = ng.layer_norm_backward(dy, x, 2, 0 * rows, rows, **options)
+    elif op == "group":
+        got = ng.group_norm_backward(dy, x, 0 * rows, rows, num_groups=1, **options)
+    else:
+        got = ng.batch_norm_backward(dy, x, **options)
+    truth = math.fsum(one)  # of positive terms, so that it is the sum of their sizes too
+    for result in (got.grad_weight, got.grad_bias):
+        assert np.abs(result - truth).max() <= (sum_factor(count) + 1) * 2.0**-53 * truth

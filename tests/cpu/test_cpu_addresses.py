@@ -1,6 +1,9 @@
 """The same bits wherever results lie: dx is streamed in whole lines only at some addresses."""
 
+import numpy as np
 import pytest
+
+from normgrad import functional
 
 pytest.importorskip("numba")
 
@@ -59,3 +62,59 @@ print("done")
 
 def test_results_at_any_address_have_the_same_bits(python):
     assert python("-c", SCRIPT).strip() == "done"
+
+
+def spaced(memory, shape, axis):
+    """A view of that shape with an element between neighbours along an axis, none if -1."""
+    sizes = list(shape)
+    if axis >= 0:
+        sizes[axis] += 1
+    return memory[: np.prod(sizes)].reshape(sizes)[tuple(slice(size) for size in shape)]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("op", "shape", "axis"),
+    [
+        ("batch", (16, 64, 49), 1),  # short planes: strips
+        ("batch", (5, 12, 300), 1),
+        ("batch", (8, 21, 32), 2),  # narrow rows: folded
+        ("batch", (9, 21, 60), 2),
+        ("batch", (64, 24), 1),
+        ("group", (5, 24, 49), 1),
+        ("group", (5, 24, 9), 1),  # as rows of layer norm
+        ("group", (5, 30, 24), 2),
+        ("group", (5, 24), 1),
+        ("layer", (37, 24), 1),
+    ],
+)
+def test_gaps_of_a_result_have_no_say(op, shape, axis, dtype):
+    """Nor whether it lies over an operand: then it is computed where there are none."""
+    rng = np.random.default_rng(1)
+    x, dy = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
+    channels = shape[axis]
+    gamma, mean, rstd = (rng.random(channels).astype(np.float32) for _ in range(3))
+    rows = rng.random((2, shape[0], 6)).astype(np.float32)
+    vectors = tuple(np.empty(channels, np.float32) for _ in range(2))
+
+    def bits(input, target):
+        out = (target, *vectors)
+        options = {"param_grad_dtype": "float32", "out": out, "backend": "cpu"}
+        if op == "batch":
+            saved = {"save_mean": mean, "save_invstd": rstd, "channel_axis": axis}
+            functional.batch_norm_backward(dy, input, gamma, **saved, **options)
+        elif op == "group":
+            functional.group_norm_backward(
+                dy, input, *rows, gamma, num_groups=6, channel_axis=axis, **options
+            )
+        else:
+            functional.layer_norm_backward(dy, input, channels, *rows[:, :, 0], gamma, **options)
+        return [one.tobytes() for one in out]
+
+    want = bits(x, np.empty_like(x))
+    for gap in range(-1, len(shape)):
+        memory = np.empty(4 * x.size, dtype)
+        assert bits(x, spaced(memory, shape, gap)) == want, f"gaps along {gap}"
+        over = memory[7 : 7 + x.size].reshape(shape)
+        over[...] = x
+        assert bits(over, spaced(memory, shape, gap)) == want, f"gaps along {gap}, over x"

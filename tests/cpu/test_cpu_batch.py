@@ -57,6 +57,53 @@ def test_groups(channels, groups, pixels, axis, limits, monkeypatch, forget_plan
     assert_slices_agree(gradient, 9)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("axis", [1, 2], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize(("channels", "pixels"), [(512, 196), (1300, 51), (300, 250)])
+def test_groups_of_many_short_channels(channels, pixels, axis, dtype):
+    """Units of few slabs hold as many channels as make a task: 167 of 14x14, no multiple of 4."""
+    assert sizes.TASK_ELEMENTS // pixels % 4
+    assert channels * pixels >= 2 * sizes.TASK_ELEMENTS
+    shape = (9, channels, pixels) if axis == 1 else (9, pixels, channels)
+    x, dy = (numbers(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
+    mean, rstd, gamma = numbers(9, 1), np.abs(numbers(9, 1)), numbers(channels)
+
+    def gradient(some):
+        return functional.group_norm_backward(
+            dy[:some], x[:some], mean[:some], rstd[:some], gamma, num_groups=1,
+            channel_axis=axis, backend="cpu",
+        ).grad_input  # fmt: skip
+
+    assert_slices_agree(gradient, 9)
+
+
+@pytest.mark.parametrize("shape", [(8, 64), (8, 64, 5), (8, 64, 40)], ids=str)
+@pytest.mark.parametrize("layout", ["samples-fastest", "channel-axis-0", "every-other"])
+def test_layouts_of_slices(shape, layout):
+    """A result of one sample is dense where that of many is not: it has no say in the order."""
+    x, dy = (numbers(*shape, seed=seed) for seed in (1, 2))
+    mean, rstd, gamma = numbers(8, 8), np.abs(numbers(8, 8)), numbers(64)
+    axis = 1
+    if layout == "samples-fastest":
+        x, dy = np.asfortranarray(x), np.asfortranarray(dy)
+    elif layout == "channel-axis-0":
+        x, dy, axis = x.swapaxes(0, 1).copy(), dy.swapaxes(0, 1).copy(), 0
+    else:
+        x, dy = (np.repeat(one, 2, axis=1)[:, ::2] for one in (x, dy))
+
+    def gradient(first, last):
+        some = (slice(None), slice(first, last)) if axis == 0 else slice(first, last)
+        return functional.group_norm_backward(
+            dy[some], x[some], mean[first:last], rstd[first:last], gamma, num_groups=8,
+            channel_axis=axis, backend="cpu",
+        ).grad_input.swapaxes(0, 1 - axis)  # fmt: skip
+
+    whole = gradient(0, 8)
+    for first, last in ((0, 1), (3, 4), (7, 8), (2, 5), (1, 8)):
+        got = gradient(first, last)
+        np.testing.assert_array_equal(got, whole[first:last], err_msg=f"{first} to {last}")
+
+
 def test_more_groups_than_units_are_split_for():
     """Slabs are taken whole where there are many, and in pieces where there are few."""
     x, dy = (numbers(9, 4, 40000, seed=seed) for seed in (1, 2))

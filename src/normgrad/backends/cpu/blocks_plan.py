@@ -17,10 +17,11 @@ def channels_last(program: "Program") -> None:
     samples = geometry.outer if by_row else 1
     rows = geometry.inner if by_row else geometry.outer * geometry.inner
     params[slots.SAMPLES] = samples
-    _row_steps(program, rows, by_row)
-    folded = 1 if by_row else _fold(program, rows, columns)
+    even, folded = evenly_and_folded(program, needs.data)
     rows //= folded
     width = columns * folded
+    params[slots.RUN] = max(rows if even else geometry.inner, 1)
+    _row_steps(program, even, folded)
     params[slots.ROWS] = rows
     params[slots.FOLDED] = folded
     program.stream(width)
@@ -65,39 +66,37 @@ def channels_last(program: "Program") -> None:
     program.join_samples()
 
 
-def _row_steps(program: "Program", rows: int, by_row: bool) -> None:
-    """Rows of batch norm are one run where every tensor steps evenly over all of them."""
-    outer, inner = program.geometry.outer, program.geometry.inner
-    params = program.params
-    evenly = all(
-        strides[0] == inner * strides[3] or outer == 1 or inner == 1
-        for strides in program.arrangement.strides.values()
-    )
-    params[slots.RUN] = max(rows if evenly or by_row else inner, 1)
+def evenly_and_folded(program: "Program", roles: tuple[str, ...]) -> tuple[bool, int]:
+    """Whether rows are one run, and how many of few channels are taken as one.
+
+    They are one run where every tensor steps evenly over all of them; vectors want 16 columns.
+    """
+    geometry = program.geometry
+    if geometry.statistic == "row":
+        return True, 1
+    outer, inner, columns = geometry.outer, geometry.inner, geometry.parameters
+    strides = [program.arrangement.strides[role] for role in roles]
+    even = all(one[0] == inner * one[3] or outer == 1 or inner == 1 for one in strides)
+    dense = all(one[0 if inner == 1 else 3] == columns for one in strides)
+    if not 0 < columns < sizes.FOLD_COLUMNS or not even or not dense:
+        return even, 1
+    most = (32 if columns < 8 else 16) if columns % 16 else 256 // columns
+    rows = outer * inner
+    counts = (count for count in (32, 16, 8, 4, 2) if count <= most and rows % count == 0)
+    return even, next(counts, 1)
+
+
+def _row_steps(program: "Program", even: bool, folded: int) -> None:
+    """How far it is from row to row."""
+    geometry, params = program.geometry, program.params
     for role in program.needs.data:
         slot = slots.DATA[role]
-        if by_row:
+        if geometry.statistic == "row":
             params[slot + slots.BY_SAMPLE] = params[slot + slots.BY_OUTER]
             params[slot + slots.BY_OUTER] = 0
-        elif evenly and inner == 1:
+        elif even and geometry.inner == 1:
             params[slot + slots.BY_INNER] = params[slot + slots.BY_OUTER]
-
-
-def _fold(program: "Program", rows: int, columns: int) -> int:
-    """How many rows of few channels are taken as one: vectors want 16 columns."""
-    params = program.params
-    if not 0 < columns < sizes.FOLD_COLUMNS or params[slots.RUN] != rows:
-        return 1
-    steps = [slots.DATA[role] + slots.BY_INNER for role in program.needs.data]
-    if any(params[step] != columns * program.format.itemsize for step in steps):
-        return 1
-    most = (32 if columns < 8 else 16) if columns % 16 else 256 // columns
-    counts = (count for count in (32, 16, 8, 4, 2) if count <= most and rows % count == 0)
-    folded = next(counts, 1)
-    for step in steps:
-        params[step] *= folded
-    params[slots.RUN] = max(rows // folded, 1)
-    return folded
+        params[slot + slots.BY_INNER] *= folded
 
 
 def cut_blocks(

@@ -5,15 +5,16 @@ The partition depends on the request alone, never on the number of threads: same
 
 import ctypes
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normgrad.backends.cpu import jit, sizes, slots, tasks
-from normgrad.backends.cpu.blocks_plan import channels_last
+from normgrad.backends.cpu.blocks_plan import channels_last, evenly_and_folded
 from normgrad.backends.cpu.layout import Arrangement, arrange, copy_axes, merged, through_a_copy
 from normgrad.backends.cpu.rows_plan import groups_are_rows, rows, runs
 from normgrad.backends.cpu.sizes import ceil_div
-from normgrad.backends.cpu.slabs_plan import channels_first
+from normgrad.backends.cpu.slabs_plan import channels_first, strip_of
 from normgrad.backends.cpu.vectors.formats import ABSENT, CODES, F32, F32_WIDE, F64, FORMATS, Format
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
@@ -64,9 +65,8 @@ class Program:
         self.order = self.arrangement.order
         if groups_are_rows(self):
             self.order = "rows"
-            dx = self.arrangement.strides.get("dx")
-            if dx is not None and not runs(dx, geometry.shape):
-                self.arrangement = through_a_copy(self.arrangement, "dx", geometry)
+        if self._dx_would_cut_otherwise():
+            self.arrangement = through_a_copy(self.arrangement, "dx", geometry)
         # Of parameters' sums: rows have gradients that those have no share in.
         self.sum_flat, self.sum_format = self.flat, self.format
         if self._many_terms():
@@ -78,6 +78,20 @@ class Program:
         self.after: list[int] = []  # copies of results
         self.workspace = 0
         self.copied: list[str] = []
+
+    def _dx_would_cut_otherwise(self) -> bool:
+        """Whether gaps of dx would change how sums are cut: it has no say in their bits.
+
+        It may be in the place of another, without gaps, as that lies over an operand.
+        """
+        if self.order != "rows" and not self.needs.sum_dy:
+            return False  # there are none
+        cut: Callable[[Program, tuple[str, ...]], object] = {
+            "channels-first": strip_of,
+            "channels-last": evenly_and_folded,
+            "rows": runs,
+        }[self.order]
+        return cut(self, self.needs.data) != cut(self, self.needs.sources)
 
     def _many_terms(self) -> bool:
         """Whether float32 data add up to parameter gradients of very many terms each.
@@ -187,7 +201,8 @@ class Program:
 
     def _vector(self, role: str, slot: int) -> None:
         tensor = self.spec.tensor(role)
-        if tensor is None:
+        # Without data no operand has a say in a sum of 0: 0 * nan would be nan.
+        if tensor is None or (role in self.spec.operands and not self.geometry.size):
             self.params[slot + slots.CODE] = ABSENT
             return
         strides = reshaped_strides(tensor, (tensor.size,))
@@ -266,6 +281,7 @@ class Needs:
             for role, needed in (("dy", True), ("x", self.x), ("dx", spec.dx is not None))
             if needed
         )
+        self.sources = tuple(role for role in self.data if role != "dx")
 
 
 def program(spec: Spec, geometry: Geometry, compute: str) -> tuple[Config, int]:

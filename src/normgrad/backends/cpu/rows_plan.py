@@ -26,16 +26,16 @@ def groups_are_rows(program: "Program") -> bool:
     return (
         program.spec.op is Op.GROUP_NORM
         and (tiny or geometry.inner == 1)
-        and all(
-            runs(program.arrangement.strides[role], geometry.shape)
-            for role in program.needs.data
-            if role != "dx"  # which goes through a copy then: it has no say in the bits
-        )
+        and runs(program, program.needs.sources)
     )
 
 
-def runs(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def runs(program: "Program", roles: tuple[str, ...]) -> bool:
     """Whether the groups of a sample follow each other, each without gaps."""
+    return all(_runs(program.arrangement.strides[role], program.geometry.shape) for role in roles)
+
+
+def _runs(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     run = 1
     for step, size in zip(reversed(strides[1:]), reversed(shape[1:]), strict=True):
         if size > 1 and step != run:

@@ -25,7 +25,7 @@ def channels_first(program: "Program") -> None:
     program.stream(geometry.inner)
     if by_row:
         params[slots.AT_SUMS] = program.reserve(2 * geometry.outer * geometry.parameters * 8)
-    if not by_row and (strip := _strip(program)):
+    if strip := strip_of(program, needs.data):
         _strips(program, strip)
     elif slabs < _few(program, elements) and elements >= 2 * sizes.TASK_ELEMENTS:
         _split(program, slabs, segments)
@@ -40,6 +40,9 @@ def _split(program: "Program", slabs: int, segments: int) -> None:
     by_row = geometry.statistic == "row"
     piece = sizes.TASK_ELEMENTS if geometry.inner >= sizes.TASK_ELEMENTS else max(geometry.inner, 1)
     gathered = max(1, sizes.TASK_ELEMENTS // piece)
+    if gathered > 4:
+        # Short segments are summed four at a time: the same four of a slab, whole or in units.
+        gathered -= gathered % 4
     per_segment = ceil_div(geometry.inner, piece)
     pieces = ceil_div(segments, gathered) * per_segment
     params[slots.PIECES] = pieces
@@ -81,13 +84,13 @@ def _few(program: "Program", elements: int) -> int:
     return sizes.SOME_SAMPLES if near and program.geometry.statistic == "row" else sizes.FEW_SLABS
 
 
-def _strip(program: "Program") -> int:
+def strip_of(program: "Program", roles: tuple[str, ...]) -> int:
     """How many channels of short planes are taken together; 0 where planes are taken alone."""
     geometry = program.geometry
+    if geometry.statistic == "row":
+        return 0
     nbytes = geometry.inner * program.format.itemsize
-    dense = all(
-        program.arrangement.strides[role][2] == geometry.inner for role in program.needs.data
-    )
+    dense = all(program.arrangement.strides[role][2] == geometry.inner for role in roles)
     # Longer planes are worth it where they would be streamed in pieces of lines.
     pieces = program.format.itemsize > 2 and nbytes % 64 and program.large()
     short = 0 < nbytes <= (4 * sizes.SHORT_PLANE if pieces else sizes.SHORT_PLANE)

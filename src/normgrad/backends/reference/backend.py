@@ -63,7 +63,9 @@ def evaluate(
     if spec.op is Op.BATCH_NORM_REDUCE:
         sum_dy_xmu, sum_dy = formula.parameter_sums(dy, x - mean, geometry)
         results["sum_dy"], results["sum_dy_xmu"] = sum_dy, sum_dy_xmu
-        results["dgamma"], results["dbeta"] = sum_dy_xmu * rstd, sum_dy
+        # Without data a sum is 0, whatever the statistics: 0 * nan would not be.
+        results["dgamma"] = sum_dy_xmu * rstd if geometry.size else sum_dy_xmu
+        results["dbeta"] = sum_dy
         return {role: results[role] for role in spec.wanted}
     xhat = formula.normalized(x, mean, rstd)
     if spec.op is not Op.BATCH_NORM_ELEMT:

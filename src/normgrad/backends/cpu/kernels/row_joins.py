@@ -1,7 +1,7 @@
 """What rows share: gamma laid out beside them, and their parameter gradients joined."""
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.kernels.blocks import four_joined, joined
+from normgrad.backends.cpu.kernels.blocks import four_joined, joined, paired
 from normgrad.backends.cpu.kernels.columns import fill
 from normgrad.backends.cpu.kernels.scalar import entry, place, put, write_any
 from normgrad.backends.cpu.vectors import (
@@ -71,9 +71,10 @@ def join_rows(flat):
         width = lanes(flat)
         for slot in (slots.DBETA, slots.DGAMMA):
             column = first if params[slot + slots.CODE] >= 0 else last  # nobody wants it
+            left = paired(flat, at + column * size_of(flat), blocks, stride, last - column)
             while last - column >= 4 * width:
                 here = at + column * size_of(flat)
-                for one in four_joined(flat, here, blocks, stride):
+                for one in four_joined(flat, here, left, stride):
                     there = scratch + column * 8
                     put_lanes(
                         flat, params, addresses, workspace, slot, before + column, one, width, there
@@ -81,7 +82,7 @@ def join_rows(flat):
                     column += width
             while column < last:
                 part = min(width, last - column)
-                one = joined(flat, at + column * size_of(flat), blocks, stride, part)
+                one = joined(flat, at + column * size_of(flat), left, stride, part)
                 there = scratch + column * 8
                 put_lanes(
                     flat, params, addresses, workspace, slot, before + column, one, part, there
@@ -108,10 +109,11 @@ def join_channels(flat):
             for slot in (slots.DBETA, slots.DGAMMA):
                 sums = widen(zero(flat))
                 wanted = pixels if params[slot + slots.CODE] >= 0 else 0
+                left = paired(flat, at, params[slots.BLOCKS], stride, wanted)
                 for column in range(0, wanted, width):
                     here = at + column * size_of(flat)
                     part = min(width, pixels - column)
-                    sums = sums + joined(flat, here, params[slots.BLOCKS], stride, part)
+                    sums = sums + joined(flat, here, left, stride, part)
                 put(params, addresses, workspace, slot, channel, total(sums))
                 at += columns * size_of(flat)
         return 0

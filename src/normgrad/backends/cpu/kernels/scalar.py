@@ -79,7 +79,7 @@ def inverse_deviation(params, addresses, workspace, index):
     """The statistic that multiplies: as given, or from a variance."""
     value = entry(params, addresses, workspace, slots.RSTD, index, 1.0)
     if params[slots.FROM_VARIANCE]:
-        value = 1.0 / (value + float_of(params[slots.EPS])) ** 0.5
+        value = 1.0 / np.sqrt(value + float_of(params[slots.EPS]))
     return value
 
 
