@@ -78,8 +78,8 @@ def h200() -> Iterator[str]:
             f"{other['rows']} rows, group norm of 16x320x64x64 channels-last and of the three "
             f"largest images, are of a run of the same code at {other['started']} (copy "
             f"{other['copy_gbps']:.0f} GB/s), in which Liger was not found: the time on the "
-            "machine ended before the second had come to them. The evening before Liger took 1.7 to 23 "
-            "times as long as ours there."
+            "machine ended before the second had come to them. The evening before Liger took 1.7 "
+            "to 23 times as long as ours there."
         )
     yield ""
     yield middle(rows)
