@@ -111,7 +111,7 @@ def _follow(wishes: list[_Wish]) -> None:
     _State.now = now
     _State.wishes[:] = wishes
     # Torch frees what is taken away, also while a thread is about to call it. Where there may be
-    # one, our kernels stay and call torch's, for 7 to 15 us more than torch by itself.
+    # one, our kernels stay and call torch's: 9 us for a small layer norm, torch by itself 5.
     if not now.on and _State.library is not None and _alone():
         _State.library._destroy()
         _State.library = None
