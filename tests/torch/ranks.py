@@ -1,6 +1,8 @@
 """What spawned ranks do. One spawn serves many checks: a process takes seconds to import torch."""
 
 import datetime
+import io
+import itertools
 import os
 import time
 import warnings
@@ -105,6 +107,7 @@ def agree_with_one_process(rank, world, path):
         one_collective_each_way(rank)
         training_between_inference_and_its_backward(rank)
         nobody_has_data(rank)
+        exported(rank)
         data_parallel(rank)
         torchs_own_function(rank)
     if world == 4:
@@ -155,6 +158,38 @@ def nobody_has_data(rank):
     assert torch.equal(layer.running_mean, torch.zeros(6))
     assert torch.equal(layer.running_var, torch.ones(6))
     assert torch.equal(layer.weight.grad, torch.zeros(6))
+
+
+def _saved_and_loaded(program):
+    """With buffers of its own."""
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+def exported(rank):
+    """A program that trains: its buffers move, also when it was saved and made functional."""
+    for strict, momentum in itertools.product((False, True), (0.1, None)):
+        layer = ours.SyncBatchNorm(6, momentum=momentum)
+        x = torch.randn(3 + rank, 6, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's own functions, that they will go away
+            program = torch.export.export(layer, (x,), strict=strict)
+            functional = program.run_decompositions()
+            runs = [_saved_and_loaded(one).module() for one in (program, functional)]
+        assert sorted(functional.graph_signature.buffers_to_mutate.values()) == [
+            "num_batches_tracked",
+            "running_mean",
+            "running_var",
+        ]
+        for _ in range(2):
+            y = layer(x)
+            for run in runs:
+                torch.testing.assert_close(run(x), y)
+        for run in runs:
+            for name, buffer in layer.named_buffers():
+                torch.testing.assert_close(getattr(run, name), buffer)
 
 
 def data_parallel(rank):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 import threading
 
 import pytest
@@ -193,7 +194,7 @@ def test_with_statements_that_overlap():
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert override._State.backend == "reference"
+    assert override._State.now.backend == "reference"
     second.__exit__(None, None, None)
     assert not ours.enabled()
 
@@ -203,11 +204,11 @@ def test_one_object_in_several_with_statements():
     once = ours.enable(backend="cpu")
     for _ in range(3):
         with once:
-            assert override._State.backend == "cpu"
+            assert override._State.now.backend == "cpu"
             with once:
                 pass
-            assert override._State.backend == "cpu"
-        assert override._State.backend == "reference"
+            assert override._State.now.backend == "cpu"
+        assert override._State.now.backend == "reference"
     ours.disable()
     with once:
         with once:
@@ -223,8 +224,8 @@ def test_one_object_in_several_with_statements():
 def test_a_with_statement_counts_though_others_were_called_since():
     first, _, _ = ours.enable(backend="cpu"), ours.enable(), ours.enable(backend="reference")
     with first:
-        assert override._State.backend == "cpu"
-    assert override._State.backend == "reference"
+        assert override._State.now.backend == "cpu"
+    assert override._State.now.backend == "reference"
 
 
 def test_with_statements_of_threads_that_overlap():
@@ -273,6 +274,64 @@ def test_disabled_is_torch(fast_backend):
     _grads(nn.LayerNorm(4), torch.randn(3, 4), torch.randn(3, 4))
     assert ours.report() == ()
     assert "no backward operator" in str(ours.report())
+
+
+@pytest.fixture
+def other_thread():
+    """One that does nothing, but might be in a backward pass for all that anybody knows."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    yield thread
+    over.set()
+    thread.join()
+
+
+def test_kernels_that_another_thread_may_be_calling_stay_and_call_torchs(
+    fast_backend, other_thread
+):
+    """Torch frees them when they are taken away: what runs then is anything, or a fault."""
+    x, dy = off_centre((3, 6, 5, 4), torch.float32)
+    want = {kind: _grads(module.float(), x, dy) for kind, (module, _) in MODULES.items()}
+    with ours.enable(backend=fast_backend):
+        library = override._State.library
+    assert not ours.enabled()
+    assert override._State.library is library
+    for kind, (module, _) in MODULES.items():
+        got = _grads(module, x, dy)
+        assert all(torch.equal(one, other) for one, other in zip(got, want[kind], strict=True))
+    assert ours.report() == ()
+    with ours.enable(backend=fast_backend):
+        assert override._State.library is library
+        _grads(nn.LayerNorm(4), x, dy)
+    assert ours.report().calls("normgrad") == 1
+
+
+def test_kept_kernels_that_torch_does_not_have_are_missing_while_disabled(
+    fast_backend, other_thread
+):
+    x, ones = torch.randn(5, 4), torch.ones(4)
+    with ours.enable(backend=fast_backend):
+        torch.batch_norm_stats(x, 1e-5)
+    with pytest.raises(NotImplementedError, match="Could not run 'aten::batch_norm_stats' with"):
+        torch.batch_norm_stats(x, 1e-5)
+    with pytest.raises(NotImplementedError, match="Could not run 'aten::batch_norm_backward_redu"):
+        torch.batch_norm_backward_reduce(x, x, ones, ones, ones, True, True, True)
+
+
+def test_kernels_are_taken_away_when_nobody_else_can_be_calling_them(other_thread, monkeypatch):
+    assert not override._alone()
+    frame = sys._getframe()
+    monkeypatch.setattr(sys, "_current_frames", lambda: {0: frame})
+    assert override._alone()
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: seen.append(override._alone()))
+    x.sum().backward()  # on a GPU other threads take part in it
+    assert seen == [False]
+    ours.enable()
+    ours.disable()
+    assert override._State.library is None
 
 
 def test_report_prints_a_table(fast_backend):

@@ -112,3 +112,7 @@ def test_opcheck_of_the_operators(tmp_path):
     y, mean, invstd, _, count = ops.sync_batch_norm(x.detach(), weight, bias, 1e-5, group)
     args = (torch.randn_like(y), x.detach(), weight.detach(), mean, invstd, count)
     torch.library.opcheck(ops.sync_batch_norm_backward.default, (*args, [True, True, False], group))
+    found = (mean, torch.rand(3, dtype=torch.float64), count)
+    for batches in (None, torch.tensor(3)):
+        args = (torch.zeros(3), torch.ones(3), *found, 0.1, batches)
+        torch.library.opcheck(ops.sync_batch_norm_track.default, args)

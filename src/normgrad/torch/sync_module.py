@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 import normgrad.torch.sync_ops  # noqa: F401  (defines the operators)
 from normgrad.torch.forward import check_vectors
 from normgrad.torch.modules import batch_norm
-from normgrad.torch.statistics import Joined, update_running
+from normgrad.torch.statistics import Joined
 
 Tensor = torch.Tensor
 
@@ -52,14 +52,14 @@ class SyncBatchNorm(_BatchNorm):
         return sync_batch_norm(self, input)
 
     def _track(self, joined: Joined) -> None:
-        momentum: float | Tensor | None = self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        if momentum is None:  # a plain average over all batches so far, without asking the device
-            assert self.num_batches_tracked is not None
-            momentum = 1.0 / self.num_batches_tracked.double()
+        # Without a momentum a plain average over all batches so far; the device knows how many.
+        batches = self.num_batches_tracked if self.momentum is None else None
         if self.running_mean is not None and self.running_var is not None:
-            update_running(self.running_mean, self.running_var, joined, momentum)
+            torch.ops.normgrad.sync_batch_norm_track.default(
+                self.running_mean, self.running_var, *joined, self.momentum or 0.0, batches
+            )
 
 
 def sync_batch_norm(module: SyncBatchNorm, input: Tensor) -> Tensor:
@@ -74,8 +74,7 @@ def sync_batch_norm(module: SyncBatchNorm, input: Tensor) -> Tensor:
     )
     # The collective is behind us: from here on nothing can fail on one rank alone.
     if module.track_running_stats:
-        with torch.no_grad():
-            module._track(Joined(mean.double(), variance, count))
+        module._track(Joined(mean, variance, count))
     output: Tensor = y
     return output
 

@@ -34,6 +34,10 @@ _BACKWARD = (
     "(Tensor grad_out, Tensor input, Tensor? weight, Tensor mean, Tensor invstd, Tensor count, "
     "bool[3] output_mask, str group) -> (Tensor, Tensor, Tensor)"
 )
+_TRACK = (
+    "(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor mean, Tensor variance, Tensor count, "
+    "float momentum, Tensor? batches) -> ()"
+)
 
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -95,6 +99,25 @@ def _sync_batch_norm_backward(
     return dx, sums.grad_weight, sums.grad_bias
 
 
+def _track(
+    running_mean: Tensor,
+    running_var: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    count: Tensor,
+    momentum: float,
+    batches: Tensor | None,
+) -> None:
+    """Moves the buffers; ``batches``, in place of a momentum, asks for the average of so many."""
+    step = momentum if batches is None else 1.0 / batches.double()
+    joined = statistics.Joined(mean.double(), variance, count)
+    statistics.update_running(running_mean, running_var, joined, step)
+
+
+def _fake_track(*_: Any) -> None:
+    pass
+
+
 def _fake_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: str
 ) -> Five:
@@ -144,5 +167,7 @@ def _second(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
 
 define("sync_batch_norm", _FORWARD, _sync_batch_norm, _fake_forward)
 define("sync_batch_norm_backward", _BACKWARD, _sync_batch_norm_backward, _fake_backward)
+# An operator too, so that graphs know what it writes.
+define("sync_batch_norm_track", _TRACK, _track, _fake_track)
 differentiable("sync_batch_norm", _setup, _backward)
 differentiable("sync_batch_norm_backward", _setup_second, _second)
