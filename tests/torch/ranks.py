@@ -108,6 +108,7 @@ def agree_with_one_process(rank, world, path):
         training_between_inference_and_its_backward(rank)
         nobody_has_data(rank)
         exported(rank)
+        the_example_tells_that_ranks_differ(rank)
         data_parallel(rank)
         torchs_own_function(rank)
     if world == 4:
@@ -190,6 +191,16 @@ def exported(rank):
         for run in runs:
             for name, buffer in layer.named_buffers():
                 torch.testing.assert_close(getattr(run, name), buffer)
+
+
+def the_example_tells_that_ranks_differ(rank):
+    """In the first number of many, and nobody waits for a rank that has seen enough."""
+    from sync_batch_norm import same_everywhere
+
+    model = nn.Sequential(nn.LayerNorm(3), nn.LayerNorm(3))
+    assert same_everywhere(model)
+    model[0].weight.data[0] += rank
+    assert not same_everywhere(model)
 
 
 def data_parallel(rank):
