@@ -141,7 +141,7 @@ def one_collective_each_way(rank):
 
 
 def training_between_inference_and_its_backward(rank):
-    """As with batch norm; and one channel is not spread over the buffers of four."""
+    """As with batch norm. One channel is not spread over the buffers of four, nor eps 0 taken."""
     layer = ours.SyncBatchNorm(4, affine=False)
     x = torch.randn(3, 4, requires_grad=True)
     y = layer.eval()(x)
@@ -149,6 +149,9 @@ def training_between_inference_and_its_backward(rank):
     y.sum().backward()
     with pytest.raises(RuntimeError, match="running_mean should contain 1 elements not 4"):
         layer(torch.randn(3, 1))
+    layer.eps = 0.0
+    with pytest.raises(ValueError, match="eps must be positive during training"):
+        layer(torch.randn(3 - 3 * rank, 4))  # also the rank that has nothing to divide
 
 
 def nobody_has_data(rank):

@@ -275,6 +275,28 @@ def test_export_does_not_promise_sizes_that_cannot_run():
             torch.export.export(module, (x,), dynamic_shapes=({1: size},))
 
 
+@pytest.mark.parametrize("name", ["BatchNorm1d", "SyncBatchNorm"])
+@pytest.mark.parametrize(
+    ("eps", "training", "tracking", "words"),
+    [
+        (0.0, True, True, "positive during training, but got 0.0"),
+        (-1.0, True, True, "positive during training, but got -1.0"),
+        (0.0, False, False, "positive during training, but got 0.0"),
+        (-1e-9, False, True, "non-negative, but got -1e-09"),
+        (0.0, False, True, None),
+    ],
+)
+def test_an_eps_that_batch_norm_refuses(name, eps, training, tracking, words):
+    x = torch.randn(3, 4)
+    for where in (ours, nn):
+        module = getattr(where, name)(4, eps=eps, track_running_stats=tracking).train(training)
+        if words is None:
+            torch.testing.assert_close(module(x), x)
+        else:
+            with pytest.raises(ValueError, match=f"batch_norm eps must be {words}"):
+                module(x)
+
+
 def test_what_group_norm_refuses():
     for where in (ours, nn):
         for shape in ((1, 4), (1, 4, 1, 1)):

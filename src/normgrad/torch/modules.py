@@ -23,6 +23,14 @@ def _check_enough(input: Tensor, channels: int) -> None:
         raise ValueError(msg)
 
 
+def check_eps(eps: float, of_batch: bool) -> None:
+    """A batch's variance may be 0, a running one is given."""
+    if eps < 0.0 or (of_batch and eps == 0.0):
+        rule = "positive during training" if of_batch else "non-negative"
+        msg = f"batch_norm eps must be {rule}, but got {eps}"
+        raise ValueError(msg)
+
+
 def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
     """The forward pass of every batch norm module, without synchronization."""
     module._check_input_dim(input)
@@ -32,6 +40,7 @@ def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
         buffers = (None, None)
     if of_batch:
         _check_enough(input, input.shape[1])
+    check_eps(module.eps, of_batch)
     counted = module.training and module.track_running_stats
     tracked = module.num_batches_tracked if counted else None
     # Before the operator: a checkpoint that recomputes the layer stops where it has what it needs.

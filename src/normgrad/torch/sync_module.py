@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 import normgrad.torch.sync_ops  # noqa: F401  (defines the operators)
 from normgrad.torch.forward import check_vectors
-from normgrad.torch.modules import batch_norm
+from normgrad.torch.modules import batch_norm, check_eps
 from normgrad.torch.statistics import Joined
 
 Tensor = torch.Tensor
@@ -70,6 +70,7 @@ def sync_batch_norm(module: SyncBatchNorm, input: Tensor) -> Tensor:
         return batch_norm(module, input)
     module._check_input_dim(input)
     check_vectors(input, running_mean=module.running_mean, running_var=module.running_var)
+    check_eps(module.eps, of_batch=True)
     y, mean, _, variance, count = torch.ops.normgrad.sync_batch_norm.default(
         input, module.weight, module.bias, module.eps, group
     )
