@@ -328,6 +328,34 @@ def test_instance_norm_of_nothing(shape):
     assert torch.equal(module.running_var, torch.ones(4))
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", [{}, {"affine": True}, {"track_running_stats": True}], ids=str)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_instance_norm_without_channels(options, training):
+    """Torch gives an empty result; with parameters it fails on them."""
+    for shape in ((2, 0, 5), (2, 0, 0), (0, 0, 5)):
+        for where in (ours,) if "affine" in options else (ours, nn):
+            module = where.InstanceNorm1d(0, **options).train(training)
+            x = torch.randn(shape, requires_grad=True)
+            y = module(x)
+            y.sum().backward()
+            assert y.shape == x.grad.shape == shape
+    if training:
+        with pytest.raises(ValueError, match="more than 1 spatial element"):
+            ours.InstanceNorm1d(0, **options)(torch.randn(2, 0, 1))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_batch_norm_without_channels():
+    for where in (ours, nn):
+        for shape in ((1, 0), (1, 0, 1)):
+            with pytest.raises(ValueError, match="more than 1 value per channel"):
+                where.BatchNorm1d(0)(torch.randn(shape))
+    for shape in ((2, 0), (1, 0, 3)):  # torch fails on its own zeros
+        assert ours.BatchNorm1d(0)(torch.randn(shape)).shape == shape
+    assert ours.BatchNorm1d(0).eval()(torch.randn(1, 0)).shape == (1, 0)
+
+
 @pytest.mark.parametrize(("scale", "eps"), [(1e-4, 1e-5), (1e-4, 0.1), (1e3, 1e-5)])
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_instance_norms_running_variance_is_that_of_the_data(scale, eps, channels_last):

@@ -18,7 +18,9 @@ Tensor = torch.Tensor
 
 
 def _check_enough(input: Tensor, channels: int) -> None:
-    if channels and input.numel() == channels:
+    # No channels, no elements: then the other sizes say how many values one would have.
+    values = input.numel() if channels else math.prod((input.shape[0], *input.shape[2:]))
+    if values == (channels or 1):
         msg = f"Expected more than 1 value per channel when training, got input size {input.shape}"
         raise ValueError(msg)
 
@@ -127,8 +129,8 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
     cast = input.is_cuda and torch.is_autocast_enabled("cuda")
     with torch.autocast("cuda", enabled=False) if cast else nullcontext():
         y, mean, _ = torch.ops.normgrad.group_norm.default(
-            input, module.weight, module.bias, input.shape[1], module.eps
-        )
+            input, module.weight, module.bias, input.shape[1] or 1, module.eps
+        )  # no channels: one group of none
     if running_mean is not None and running_var is not None and input.numel():
         _track_instances(module, input.detach(), mean.detach())
     return y
