@@ -125,13 +125,16 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
         shape = tuple(input.shape)
         msg = f"Expected more than 1 spatial element when training, got input size {shape}"
         raise ValueError(msg)
+    if (running_mean is None) != (running_var is None):
+        msg = "running_mean and running_var must either both be None or neither be None"
+        raise ValueError(msg)
     # To torch it is a batch norm, which autocast leaves alone; group norm's data become float32.
     cast = input.is_cuda and torch.is_autocast_enabled("cuda")
     with torch.autocast("cuda", enabled=False) if cast else nullcontext():
         y, mean, _ = torch.ops.normgrad.group_norm.default(
             input, module.weight, module.bias, input.shape[1] or 1, module.eps
         )  # no channels: one group of none
-    if running_mean is not None and running_var is not None and input.numel():
+    if running_mean is not None and input.numel():
         _track_instances(module, input.detach(), mean.detach())
     return y
 
