@@ -37,7 +37,8 @@ def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
     """The forward pass of every batch norm module, without synchronization."""
     module._check_input_dim(input)
     buffers: tuple[Tensor | None, Tensor | None] = (module.running_mean, module.running_var)
-    of_batch = module.training or buffers == (None, None)
+    # Not by ==, which asks Tensor.__eq__: 12 to 19 of 43 us of a small inference.
+    of_batch = module.training or (buffers[0] is None and buffers[1] is None)
     if module.training and not module.track_running_stats:
         buffers = (None, None)
     if of_batch:
