@@ -144,6 +144,36 @@ def test_parameters_in_float32_and_data_in_16_bits(case, dtype):
     assert all(parameter.grad.dtype == torch.float32 for parameter in module.parameters())
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("case", ["bn2d", "bn2d-no-affine", "ln", "ln-no-bias", "gn", "in2d"])
+def test_parameters_in_the_other_16_bits_are_refused(case, training):
+    name, args, options, shape = MODULES[case]
+    if case == "in2d":
+        options = {"affine": True}
+    for dtype, other in itertools.permutations((torch.float16, torch.bfloat16)):
+        for where in (ours, nn):
+            module = getattr(where, name)(*args, **options).to(other).train(training)
+            with pytest.raises(RuntimeError, match="mixed dtype"):
+                module(torch.randn(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("other", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_instance_norms_inference_takes_buffers_of_any_type(dtype, other):
+    module, twin = (where.InstanceNorm1d(4, track_running_stats=True) for where in (ours, nn))
+    for one in (module, twin):
+        one.running_mean.fill_(0.1)
+        one.to(other).eval()
+    x, _ = off_centre((3, 4, 5), dtype)
+    leaf = x.clone().requires_grad_()
+    y = module(leaf)
+    y.backward(torch.ones_like(y))
+    assert y.dtype == leaf.grad.dtype == twin(x).dtype == dtype
+    exact = twin.double()
+    assert_near(y, exact(x.double()))
+    assert_near(leaf.grad, torch.full_like(x, 1 / (1 + exact.eps) ** 0.5))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_statistics_are_kept_in_float32(dtype):
     x, _ = off_centre((3, 6, 5, 4), dtype)

@@ -13,6 +13,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 import normgrad.torch.forward_ops  # noqa: F401  (defines the operators)
 from normgrad.torch.forward import check_vectors
+from normgrad.torch.library import statistics_dtype
 
 Tensor = torch.Tensor
 
@@ -116,10 +117,9 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
     # Before anything is written: one channel would spread over all buffers.
     check_vectors(input, running_mean=running_mean, running_var=running_var)
     if module.track_running_stats and not module.training:  # as batch norm's inference
-        if torch.is_grad_enabled():  # copies, as in torch: training may go on before backward
-            running_mean, running_var = map(_copy, (running_mean, running_var))
+        buffers = (_as_read(running_mean, input), _as_read(running_var, input))
         y: Tensor = torch.ops.normgrad.batch_norm.default(
-            input, module.weight, module.bias, running_mean, running_var, False, 0.0, module.eps
+            input, module.weight, module.bias, *buffers, False, 0.0, module.eps
         )[0]
         return y
     if math.prod(input.shape[2:]) == 1:  # a batch of nothing passes, as in torch
@@ -140,8 +140,13 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
     return y
 
 
-def _copy(buffer: Tensor | None) -> Tensor | None:
-    return None if buffer is None else buffer.clone()
+def _as_read(buffer: Tensor | None, input: Tensor) -> Tensor | None:
+    """A buffer for instance norm's inference; torch takes any type there."""
+    if buffer is None:
+        return None
+    dtype = input.dtype if buffer.dtype == input.dtype else statistics_dtype(input.dtype)
+    # Copies, as in torch: training may go on before backward.
+    return buffer.to(dtype, copy=torch.is_grad_enabled())
 
 
 def _track_instances(module: _InstanceNorm, input: Tensor, mean: Tensor) -> None:
