@@ -106,8 +106,10 @@ def agree_with_one_process(rank, world, path):
         counts_are_exact(rank)
         one_collective_each_way(rank)
         training_between_inference_and_its_backward(rank)
+        refusals_come_before_the_collective(rank)
         nobody_has_data(rank)
         exported(rank)
+        the_example_tells_that_ranks_differ(rank)
         data_parallel(rank)
         torchs_own_function(rank)
     if world == 4:
@@ -140,14 +142,26 @@ def one_collective_each_way(rank):
 
 
 def training_between_inference_and_its_backward(rank):
-    """As with batch norm; and one channel is not spread over the buffers of four."""
+    """As with batch norm."""
     layer = ours.SyncBatchNorm(4, affine=False)
     x = torch.randn(3, 4, requires_grad=True)
     y = layer.eval()(x)
     layer.train()(x)
     y.sum().backward()
+
+
+def refusals_come_before_the_collective(rank):
+    """On a rank without data too: one channel for the buffers of four, no eps, other types."""
+    layer = ours.SyncBatchNorm(4, affine=False)
     with pytest.raises(RuntimeError, match="running_mean should contain 1 elements not 4"):
-        layer(torch.randn(3, 1))
+        layer(torch.randn(3 - 3 * rank, 1))
+    layer.eps = 0.0
+    with pytest.raises(ValueError, match="eps must be positive during training"):
+        layer(torch.randn(3 - 3 * rank, 4))
+    layer = ours.SyncBatchNorm(4).half()
+    for dtype in (torch.bfloat16, torch.float32):
+        with pytest.raises(RuntimeError, match=f"weight of {dtype} data should have type torch.fl"):
+            layer(torch.randn(3 - 3 * rank, 4).to(dtype))
 
 
 def nobody_has_data(rank):
@@ -190,6 +204,16 @@ def exported(rank):
         for run in runs:
             for name, buffer in layer.named_buffers():
                 torch.testing.assert_close(getattr(run, name), buffer)
+
+
+def the_example_tells_that_ranks_differ(rank):
+    """In the first number of many, and nobody waits for a rank that has seen enough."""
+    from sync_batch_norm import same_everywhere
+
+    model = nn.Sequential(nn.LayerNorm(3), nn.LayerNorm(3))
+    assert same_everywhere(model)
+    model[0].weight.data[0] += rank
+    assert not same_everywhere(model)
 
 
 def data_parallel(rank):

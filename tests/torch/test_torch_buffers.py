@@ -38,6 +38,19 @@ def test_buffers_of_another_number_of_channels_are_refused_and_left_alone(channe
         assert torch.equal(module.running_var, torch.ones(4))
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("missing", ["running_mean", "running_var"])
+def test_one_buffer_without_the_other_is_refused(missing, training):
+    x = torch.randn(2, 4, 5)
+    for where in (ours, nn):
+        module = where.InstanceNorm1d(4, track_running_stats=True).train(training)
+        setattr(module, missing, None)
+        with pytest.raises(
+            ValueError if training else RuntimeError, match=r"running_\w+.* (both be None|defined)"
+        ):
+            module(x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["BatchNorm1d", "InstanceNorm1d", "SyncBatchNorm"])
 def test_a_training_step_between_an_inference_and_its_backward(name, dtype):
@@ -52,6 +65,13 @@ def test_a_training_step_between_an_inference_and_its_backward(name, dtype):
         y.float().square().sum().backward()
         grads.append(leaf.grad)
     assert_near(grads[0], grads[1].double())
+
+
+def test_inference_compares_no_buffers(monkeypatch):
+    """That they are there is all it asks; their ``==`` takes longer than a small batch norm."""
+    module = ours.BatchNorm1d(4).eval()
+    monkeypatch.setattr(torch.Tensor, "__eq__", None)
+    assert module(torch.randn(3, 4)).shape == (3, 4)
 
 
 def test_inference_mode_with_16_bit_buffers():

@@ -4,8 +4,12 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from closeness import assert_near
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.utils import parametrize
 
 import normgrad.torch as ours
 
@@ -78,6 +82,52 @@ def test_convert_sync_batchnorm_passes_the_process_group_on():
     model = nn.Sequential(ours.BatchNorm1d(4), nn.Sequential(nn.BatchNorm2d(4)))
     ours.convert_sync_batchnorm(model, group)
     assert [one.process_group for one in (model[0], model[1][0])] == [group, group]
+
+
+class Twice(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def test_convert_sync_batchnorm_of_a_parametrized_one():
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+    parametrize.register_parametrization(model[1], "weight", Twice())
+    with pytest.raises(ValueError, match="a ParametrizedBatchNorm1d gets its parameters from its"):
+        ours.convert_sync_batchnorm(model)
+    assert type(model[0]) is nn.BatchNorm1d
+    assert torch.equal(model[1].weight, torch.full((4,), 2.0))
+    parametrize.remove_parametrizations(model[1], "weight")
+    ours.convert_sync_batchnorm(model)(torch.randn(3, 4))
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+def test_convert_sync_batchnorm_of_a_sharded_one(tmp_path):
+    """Its class is made for it too, and so are those that ``replicate`` makes."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'one'}", rank=0, world_size=1)
+    try:
+        fully_shard(model[1], mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(ValueError, match="a FSDPBatchNorm1d is sharded or replicated"):
+            ours.convert_sync_batchnorm(model)
+        assert type(model[0]) is nn.BatchNorm1d
+        assert ours.convert(model)[1](torch.randn(3, 4)).shape == (3, 4)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_parametrized_module_keeps_its_class():
+    """It has one of its own: convert and revert see a subclass, and leave it alone."""
+    model = nn.Sequential(nn.LayerNorm(4), nn.LayerNorm(4))
+    parametrize.register_parametrization(model[0], "weight", Twice())
+    ours.convert(model)
+    parametrize.register_parametrization(model[1], "weight", Twice())
+    classes = [type(one).__mro__[1] for one in ours.revert(model)]
+    assert classes == [nn.LayerNorm, ours.LayerNorm]
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(model[1](x), model[0](x))
+    for one in model:
+        parametrize.remove_parametrizations(one, "weight")
+    assert [type(one) for one in ours.revert(model)] == [nn.LayerNorm, nn.LayerNorm]
 
 
 def test_convert_sync_batchnorm_of_a_lazy_one():

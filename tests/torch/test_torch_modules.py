@@ -144,6 +144,36 @@ def test_parameters_in_float32_and_data_in_16_bits(case, dtype):
     assert all(parameter.grad.dtype == torch.float32 for parameter in module.parameters())
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("case", ["bn2d", "bn2d-no-affine", "ln", "ln-no-bias", "gn", "in2d"])
+def test_parameters_in_the_other_16_bits_are_refused(case, training):
+    name, args, options, shape = MODULES[case]
+    if case == "in2d":
+        options = {"affine": True}
+    for dtype, other in itertools.permutations((torch.float16, torch.bfloat16)):
+        for where in (ours, nn):
+            module = getattr(where, name)(*args, **options).to(other).train(training)
+            with pytest.raises(RuntimeError, match="mixed dtype"):
+                module(torch.randn(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("other", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_instance_norms_inference_takes_buffers_of_any_type(dtype, other):
+    module, twin = (where.InstanceNorm1d(4, track_running_stats=True) for where in (ours, nn))
+    for one in (module, twin):
+        one.running_mean.fill_(0.1)
+        one.to(other).eval()
+    x, _ = off_centre((3, 4, 5), dtype)
+    leaf = x.clone().requires_grad_()
+    y = module(leaf)
+    y.backward(torch.ones_like(y))
+    assert y.dtype == leaf.grad.dtype == twin(x).dtype == dtype
+    exact = twin.double()
+    assert_near(y, exact(x.double()))
+    assert_near(leaf.grad, torch.full_like(x, 1 / (1 + exact.eps) ** 0.5))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_statistics_are_kept_in_float32(dtype):
     x, _ = off_centre((3, 6, 5, 4), dtype)
@@ -275,6 +305,28 @@ def test_export_does_not_promise_sizes_that_cannot_run():
             torch.export.export(module, (x,), dynamic_shapes=({1: size},))
 
 
+@pytest.mark.parametrize("name", ["BatchNorm1d", "SyncBatchNorm"])
+@pytest.mark.parametrize(
+    ("eps", "training", "tracking", "words"),
+    [
+        (0.0, True, True, "positive during training, but got 0.0"),
+        (-1.0, True, True, "positive during training, but got -1.0"),
+        (0.0, False, False, "positive during training, but got 0.0"),
+        (-1e-9, False, True, "non-negative, but got -1e-09"),
+        (0.0, False, True, None),
+    ],
+)
+def test_an_eps_that_batch_norm_refuses(name, eps, training, tracking, words):
+    x = torch.randn(3, 4)
+    for where in (ours, nn):
+        module = getattr(where, name)(4, eps=eps, track_running_stats=tracking).train(training)
+        if words is None:
+            torch.testing.assert_close(module(x), x)
+        else:
+            with pytest.raises(ValueError, match=f"batch_norm eps must be {words}"):
+                module(x)
+
+
 def test_what_group_norm_refuses():
     for where in (ours, nn):
         for shape in ((1, 4), (1, 4, 1, 1)):
@@ -304,6 +356,34 @@ def test_instance_norm_of_nothing(shape):
     assert x.grad.shape == x.shape
     assert torch.equal(module.weight.grad, torch.zeros(4))
     assert torch.equal(module.running_var, torch.ones(4))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", [{}, {"affine": True}, {"track_running_stats": True}], ids=str)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_instance_norm_without_channels(options, training):
+    """Torch gives an empty result; with parameters it fails on them."""
+    for shape in ((2, 0, 5), (2, 0, 0), (0, 0, 5)):
+        for where in (ours,) if "affine" in options else (ours, nn):
+            module = where.InstanceNorm1d(0, **options).train(training)
+            x = torch.randn(shape, requires_grad=True)
+            y = module(x)
+            y.sum().backward()
+            assert y.shape == x.grad.shape == shape
+    if training:
+        with pytest.raises(ValueError, match="more than 1 spatial element"):
+            ours.InstanceNorm1d(0, **options)(torch.randn(2, 0, 1))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_batch_norm_without_channels():
+    for where in (ours, nn):
+        for shape in ((1, 0), (1, 0, 1)):
+            with pytest.raises(ValueError, match="more than 1 value per channel"):
+                where.BatchNorm1d(0)(torch.randn(shape))
+    for shape in ((2, 0), (1, 0, 3)):  # torch fails on its own zeros
+        assert ours.BatchNorm1d(0)(torch.randn(shape)).shape == shape
+    assert ours.BatchNorm1d(0).eval()(torch.randn(1, 0)).shape == (1, 0)
 
 
 @pytest.mark.parametrize(("scale", "eps"), [(1e-4, 1e-5), (1e-4, 0.1), (1e3, 1e-5)])

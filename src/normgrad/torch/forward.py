@@ -35,14 +35,22 @@ def normalize_batch(
     x = x.contiguous(memory_format=memory_format(x))
     if x.device.type != "cpu" or x.dtype not in NARROW:
         return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
-    # A float32 parameter makes torch keep its statistics in float32.
-    buffers = (wide(running_mean), wide(running_var))
-    weight = x.new_ones(x.shape[1], dtype=torch.float32) if weight is None else wide(weight)
-    results = _batch_norm(x, weight, wide(bias), *buffers, training, momentum, eps)
+    buffers = (wide(running_mean, x.dtype), wide(running_var, x.dtype))
+    parameters = _wide_parameters(x, x.shape[1:2], weight, bias)
+    results = _batch_norm(x, *parameters, *buffers, training, momentum, eps)
     for one, update in zip((running_mean, running_var), buffers, strict=True):
         if training and one is not None and update is not None and update is not one:
             one.data.copy_(update)  # as torch's kernels: autograd does not count the change
     return results
+
+
+def _wide_parameters(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Those of 16-bit data. A weight in float32 makes torch keep its statistics in float32."""
+    if weight is None:
+        return x.new_ones(tuple(shape), dtype=torch.float32), wide(bias, x.dtype)
+    return wide(weight, x.dtype), wide(bias, x.dtype)
 
 
 def _batch_norm(
@@ -84,8 +92,7 @@ def normalize_rows(
 ) -> Normalized:
     """Layer norm over the last axes."""
     if x.device.type == "cpu" and x.dtype in NARROW:
-        weight = x.new_ones(tuple(shape), dtype=torch.float32) if weight is None else wide(weight)
-        bias = wide(bias)
+        weight, bias = _wide_parameters(x, shape, weight, bias)
     y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
     return y, mean, rstd
 
@@ -100,8 +107,7 @@ def normalize_groups(
     if x.dtype in NARROW and x.device.type != "cpu" and x.numel():
         return _normalize_groups_wide(x.contiguous(), weight, bias, groups, eps)
     if x.dtype in NARROW:
-        weight = x.new_ones(channels, dtype=torch.float32) if weight is None else wide(weight)
-        bias = wide(bias)
+        weight, bias = _wide_parameters(x, x.shape[1:2], weight, bias)
     x = x.contiguous(memory_format=group_format(x))
     # Torch 2.13's kernel reads a strided parameter as if it were dense.
     weight, bias = (None if one is None else one.contiguous() for one in (weight, bias))
@@ -128,6 +134,15 @@ def check_vectors(x: Tensor, **vectors: Tensor | None) -> None:
             raise RuntimeError(msg)
 
 
+def check_types(x: Tensor, **parameters: Tensor | None) -> None:
+    """Parameters have the type of the data or, for 16-bit data, float32, as torch's kernels ask."""
+    taken = (x.dtype, statistics_dtype(x.dtype))
+    for name, one in parameters.items():
+        if one is not None and one.dtype not in taken:
+            msg = f"{name} of {x.dtype} data should have type {taken[1]}, not {one.dtype}"
+            raise RuntimeError(msg)
+
+
 def group_format(x: Tensor) -> torch.memory_format:
     """How torch lays out group norm's result."""
     return suggested_format(x) if x.device.type == "cpu" else torch.contiguous_format
@@ -142,10 +157,11 @@ def _normalize_groups_wide(
     samples, channels = x.shape[:2]
     mean, rstd = torch.batch_norm_stats(x.view(1, samples * groups, -1), eps)
     each = channels // groups
+    weight, bias = wide(weight, x.dtype), wide(bias, x.dtype)
     y = torch.batch_norm_elemt(
         x.view(1, samples * channels, -1),
-        None if weight is None else weight.float().repeat(samples),
-        None if bias is None else bias.float().repeat(samples),
+        None if weight is None else weight.repeat(samples),
+        None if bias is None else bias.repeat(samples),
         mean.repeat_interleave(each),
         rstd.repeat_interleave(each),
         eps,

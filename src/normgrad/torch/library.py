@@ -170,9 +170,11 @@ def statistics_dtype(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-def wide(tensor: Tensor | None) -> Tensor | None:
-    """A 16-bit tensor in float32, any other as it is."""
-    return tensor.float() if tensor is not None and tensor.dtype in NARROW else tensor
+def wide(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A parameter of 16-bit data in float32; one of another type as it is, for torch to judge."""
+    if tensor is None or dtype not in NARROW or tensor.dtype != dtype:
+        return tensor
+    return tensor.float()
 
 
 _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -62,11 +62,10 @@ def normalize(
     x = x.contiguous(memory_format=y_format)
     if not x.numel():
         return torch.empty_like(x)
+    weight, bias = wide(weight, x.dtype), wide(bias, x.dtype)
     if x.device.type != "cpu":
-        y = torch.batch_norm_elemt(x, wide(weight), wide(bias), mean, invstd, 0.0)
+        y = torch.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
     else:
         # Torch's kernel for inference takes a variance and makes this very invstd of it.
-        y = torch.native_batch_norm(x, wide(weight), wide(bias), mean, invstd**-2, False, 0.0, 0.0)[
-            0
-        ]
+        y = torch.native_batch_norm(x, weight, bias, mean, invstd**-2, False, 0.0, 0.0)[0]
     return y.contiguous(memory_format=y_format)

@@ -7,10 +7,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
 
 import normgrad.torch.sync_ops  # noqa: F401  (defines the operators)
 from normgrad.torch.forward import check_vectors
-from normgrad.torch.modules import batch_norm
+from normgrad.torch.modules import batch_norm, check_eps
 from normgrad.torch.statistics import Joined
 
 Tensor = torch.Tensor
@@ -69,6 +70,7 @@ def sync_batch_norm(module: SyncBatchNorm, input: Tensor) -> Tensor:
         return batch_norm(module, input)
     module._check_input_dim(input)
     check_vectors(input, running_mean=module.running_mean, running_var=module.running_var)
+    check_eps(module.eps, of_batch=True)
     y, mean, _, variance, count = torch.ops.normgrad.sync_batch_norm.default(
         input, module.weight, module.bias, module.eps, group
     )
@@ -100,11 +102,22 @@ def convert_sync_batchnorm(model: nn.Module, process_group: Any = None) -> nn.Mo
     """
     found = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     for module in found:
-        if isinstance(module, LazyModuleMixin):
-            name = type(module).__name__
-            msg = f"a {name} that has seen no data has no parameters: call the model once before"
+        refusal = _needs_its_class(module)
+        if refusal is not None:
+            msg = f"a {type(module).__name__} {refusal}"
             raise ValueError(msg)
     for module in found:
         object.__setattr__(module, "__class__", SyncBatchNorm)
         module.process_group = process_group
     return model
+
+
+def _needs_its_class(module: _BatchNorm) -> str | None:
+    """Why the class of a module cannot be changed: torch made one for it alone, or will do so."""
+    if isinstance(module, LazyModuleMixin):
+        return "that has seen no data has no parameters: call the model once before"
+    if parametrize.is_parametrized(module):
+        return "gets its parameters from its class: remove the parametrizations before"
+    if any(base.__module__.startswith("torch.distributed.") for base in type(module).__mro__):
+        return "is sharded or replicated by its class: convert the model before that"
+    return None

@@ -13,7 +13,7 @@ import torch
 
 from normgrad import functional
 from normgrad.torch import statistics
-from normgrad.torch.forward import check_vectors
+from normgrad.torch.forward import check_types, check_vectors
 from normgrad.torch.library import (
     Tensor,
     Three,
@@ -53,6 +53,7 @@ def _sync_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: str
 ) -> Five:
     """Returns y, then mean, invstd, variance and count of the batch of all ranks."""
+    check_types(x, weight=weight, bias=bias)  # a kernel would after the collective, and on data
     channels = x.shape[1]
     process_group = group_of(group)
     x = x.contiguous(memory_format=memory_format(x))
