@@ -138,7 +138,7 @@ def tool(name, *arguments):
 def compiled(tmp_path):
     """(Triton's record, resources, machine code) of a step."""
 
-    def build(step, capability, aligned=True):
+    def build(step, capability, aligned=launch.Aligned.ALL):
         made = launch.compile_step(step, capability, aligned)
         takes_what_a_launcher_gives(step, made.asm["ptx"])
         path = tmp_path / "kernel.cubin"
@@ -267,7 +267,7 @@ def test_data_at_any_address_are_read_one_by_one(compiled):
     """Wide loads from addresses that are no multiples of 16 bytes would fault."""
     (step,) = launches(plan("batch_norm_elemt", "64x256x56x56", "bfloat16"))
     *_, wide = compiled(step, 90)
-    *_, narrow = compiled(step, 90, aligned=False)
+    *_, narrow = compiled(step, 90, aligned=launch.Aligned.NONE)
     assert re.search(r"LDG\.E\S*\.128", wide)
     assert not re.search(r"LDG\.E\S*\.(64|128)", narrow)
     assert not re.search(r"STG\.E\S*\.(64|128)", narrow)

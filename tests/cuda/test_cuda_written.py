@@ -63,7 +63,7 @@ def launched(monkeypatch):
 
 def written_call(program, op, posts, general, stream=0, current=0, given=None):
     """The call, which operands it has, where its results belong."""
-    steps = program.prepared[0, True, launch.has_mail(program)]
+    steps = program.prepared[0, launch.Aligned.ALL, launch.has_mail(program)]
     slots = [ROLES.index(role) for role in RESULTS[op]]
     results = [Result(slot, (slot, 3), (3, 1), f"type {slot}") for slot in slots]
     asked = [(one.shape, one.strides, one.dtype) for one in results]
@@ -206,8 +206,8 @@ def test_a_launch_that_fails_is_forgotten(launched, monkeypatch):
     def fails(*arguments):
         raise KeyboardInterrupt
 
-    steps = program.prepared[0, True, True]
-    program.prepared[0, True, True] = [step._replace(launch=fails) for step in steps]
+    steps = program.prepared[0, launch.Aligned.ALL, True]
+    program.prepared[0, launch.Aligned.ALL, True] = [step._replace(launch=fails) for step in steps]
     given, _, call = written_call(program, Op.BATCH_NORM, lambda gpu: post, None)
     with pytest.raises(KeyboardInterrupt):
         call(tuple(Tensor() if here else None for here in given), None)

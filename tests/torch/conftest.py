@@ -17,6 +17,17 @@ def fast_backend():
     return "reference" if backends.get("cpu").unavailable() else None
 
 
+@pytest.fixture
+def disabled():
+    """Torch computes by itself before and after, and nobody has called anything."""
+    import normgrad.torch as ours
+
+    ours.disable()
+    ours.report(reset=True)
+    yield
+    ours.disable()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)  # two processes of the suite share two cores

@@ -156,7 +156,7 @@ def refusals_come_before_the_collective(rank):
     with pytest.raises(RuntimeError, match="running_mean should contain 1 elements not 4"):
         layer(torch.randn(3 - 3 * rank, 1))
     layer.eps = 0.0
-    with pytest.raises(ValueError, match="eps must be positive during training"):
+    with pytest.raises(ValueError, match="eps must be above 0 where a batch has its own"):
         layer(torch.randn(3 - 3 * rank, 4))
     layer = ours.SyncBatchNorm(4).half()
     for dtype in (torch.bfloat16, torch.float32):

@@ -29,8 +29,8 @@ def _check_enough(input: Tensor, channels: int) -> None:
 def check_eps(eps: float, of_batch: bool) -> None:
     """A batch's variance may be 0, a running one is given."""
     if eps < 0.0 or (of_batch and eps == 0.0):
-        rule = "positive during training" if of_batch else "non-negative"
-        msg = f"batch_norm eps must be {rule}, but got {eps}"
+        rule = "above 0 where a batch has its own statistics" if of_batch else "at least 0"
+        msg = f"eps must be {rule}, got {eps}"
         raise ValueError(msg)
 
 
@@ -127,7 +127,7 @@ def instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
         msg = f"Expected more than 1 spatial element when training, got input size {shape}"
         raise ValueError(msg)
     if (running_mean is None) != (running_var is None):
-        msg = "running_mean and running_var must either both be None or neither be None"
+        msg = "running_mean and running_var belong together: one of them is None, the other is not"
         raise ValueError(msg)
     # To torch it is a batch norm, which autocast leaves alone; group norm's data become float32.
     cast = input.is_cuda and torch.is_autocast_enabled("cuda")

@@ -198,8 +198,8 @@ def _lent(name: str) -> Callable[..., Any]:
 def _missing(name: str) -> NotImplementedError:
     """What torch raises for an operator that it does not have."""
     return NotImplementedError(
-        f"Could not run 'aten::{name}' with arguments from the 'CPU' backend: it has no kernel "
-        "there, but for normgrad's while normgrad.torch.enable() holds"
+        f"torch has no aten::{name} for the CPU: normgrad lends its own while "
+        "normgrad.torch.enable() holds"
     )
 
 

@@ -33,12 +33,12 @@ _POINTERS = {
 }
 
 
-class Aligned(enum.IntEnum):
+class Aligned(enum.Enum):
     """What starts at multiples of 16 bytes, as the workspace always does."""
 
-    NONE = 0
-    ALL = 1
-    DATA = 2  # but not all vectors
+    NONE = enum.auto()
+    DATA = enum.auto()  # but not all vectors
+    ALL = enum.auto()
 
 
 @functools.cache
@@ -180,7 +180,7 @@ def constants_of(step: Launch) -> dict[str, Any]:
 
 def _divisible(ref: Ref, aligned: Aligned) -> bool:
     slot = SLOTS[ref.role]
-    known = aligned == Aligned.ALL or (aligned == Aligned.DATA and slot in DATA_SLOTS)
+    known = aligned is Aligned.ALL or (aligned is Aligned.DATA and slot in DATA_SLOTS)
     return (known or slot >= SLOTS[""]) and ref.dtype != NUMBER and ref.offset % 16 == 0
 
 
