@@ -2,6 +2,7 @@
 start in memory."""
 
 import pytest
+from cuda_plans import launches, plan
 from interpreted import interpreted
 
 from normgrad.backends.cuda.device import KNOWN
@@ -17,12 +18,12 @@ pytest.importorskip("triton")
 # what is read gets there.
 TILES = ("ROWS", "COLS", "VECTOR", "WARPS")
 TEAMS = ("rows", "share", "pieces", "team", "SOLO", *TILES)
-COLUMNS = ("parts", "width", "bins", "BINS", "SPANS", "STEP", "OWN", *TEAMS)
+COLUMNS = ("rows", "width", "bins", "pieces", "BINS", "SPANS", "STEP", "OWN", *TILES)
 DECIDE = {
     "row_ring.whole_rows": ("CHUNK", "CHUNKS", "STACKED", "SAMPLES", "PIXELS", *TILES),
     "planes.plane_slabs": ("piece", "TEAM", "WINDOW", "CHUNKS", *TEAMS),
-    "columns.column_slabs": ("CHUNKS", *COLUMNS),
-    "column_streams.column_streams": ("stream", "HELD", "FIXED", *COLUMNS),
+    "columns.column_slabs": ("UNIT", "SOLO", "front", "units", *COLUMNS),
+    "column_streams.column_streams": ("parts", "stream", "HELD", "FIXED", *COLUMNS),
     "sums.plane_sums": ("splits", "planes", "pieces", "run", "WINDOW", *TILES),
     "sums.column_sums": ("splits", "blocks", "rows", "times", *TILES),
     "sums.unit_sums": ("run", *TILES),
@@ -44,6 +45,9 @@ def sums_of(shape, dtype, layout, device, groups):
         if not isinstance(step, Launch) or step.kernel.startswith(OTHERS):
             continue
         sizes = dict(step.arguments) | dict(step.constants)
+        if step.kernel == "columns.column_slabs":  # few samples have more blocks with fewer units
+            sizes["front"] = sizes["parts"] // sizes["times"]
+            sizes["units"] = sizes["parts"] * -(-sizes["CHUNKS"] // sizes["UNIT"])
         made.append((step.kernel, [(name, sizes.get(name)) for name in DECIDE[step.kernel]]))
     return made
 
@@ -62,6 +66,17 @@ def test_groups_are_cut_alike_for_any_number_of_samples(dtype, name, layout):
             )
             for count, other in zip(SAMPLES[1:], others, strict=True):
                 assert other == first, (size, groups, count)
+
+
+def test_few_samples_have_more_blocks():
+    """Of one unit each, not two."""
+    times = {}
+    for count in SAMPLES:
+        program = plan("group_norm", f"{count}x640x32x32", layout="channels-last")
+        (step,) = (one for one in launches(program) if one.kernel == "columns.column_slabs")
+        times[count] = dict(step.arguments)["times"]
+    assert times[1] == times[5] == 2
+    assert times[33] == times[200] == 1
 
 
 SLICES = """

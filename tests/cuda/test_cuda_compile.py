@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from cuda_plans import COPYING, KNOWN, launches, plan, resident_blocks
+from cuda_plans import COLUMN_KERNELS, COPYING, KNOWN, launches, plan, resident_blocks
 
 from normgrad.spec import Op
 
@@ -190,7 +190,7 @@ def test_resident_kernels_on_hopper(request_, compiled):
     assert metadata.launch_cooperative_grid == step.cooperative
     assert registers <= step.registers
     assert stack == 0, "spilled registers go to memory on every slab"
-    copies = "UBLKCP" if step.ring else "LDGSTS"
+    copies = "UBLKCP" if step.ring and step.kernel not in COLUMN_KERNELS else "LDGSTS"
     assert copies in code, "the next slab is not fetched by asynchronous copies"
     if request_ in WINDOWS:
         assert dict(step.constants)["WINDOW"]

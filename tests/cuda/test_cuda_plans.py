@@ -240,21 +240,24 @@ def test_slabs_of_columns_are_covered(known):
             given, sizes = dict(step.arguments), dict(step.constants)
             align, group, cols = sizes["ALIGN"], sizes["GROUP_SIZE"], sizes["COLS"]
             assert given["team"] == given["parts"] * given["pieces"], name
-            assert given["parts"] * given["share"] >= given["rows"], name
             width = given["width"] * align
             assert given["pieces"] * cols >= width, name
             assert given["split"] * given["width"] >= given["channels"], name
             assert given["slabs"] == given["images"] * given["split"], name
             assert given["teams"] <= given["slabs"], name
             assert given["bins"] * group == width, name
-            tiles = -(-given["share"] // sizes["ROWS"])
+            units = 1
             if "FIXED" in sizes:
-                assert sizes["FIXED"] + sizes["HELD"] + given["stream"] == tiles, name
+                tiles = sizes["FIXED"] + sizes["HELD"] + given["stream"]
                 assert sizes["FIXED"] + sizes["HELD"] >= sizes["DEPTH"], name
                 assert given["stream"] >= sizes["DEPTH"], name
             else:
-                assert sizes["CHUNKS"] == tiles, name
+                tiles = sizes["CHUNKS"]
+                units = -(-tiles // sizes["UNIT"])
+                assert given["parts"] % given["times"] == 0, name
+                assert given["times"] == 1 or tiles % sizes["UNIT"] == 0, name
                 assert sizes["HELD"] <= tiles <= sizes["DEPTH"] + sizes["HELD"], name
+            assert given["parts"] * tiles * sizes["ROWS"] >= given["rows"], name
             # Groups that a block's columns lie in, and blocks that a group's columns lie in.
             for start in range(0, width, cols):
                 last = min(start + cols, width) - 1
@@ -267,7 +270,7 @@ def test_slabs_of_columns_are_covered(known):
             assert rest == 0, name
             if step.cooperative:
                 assert own == 0 or own * given["parts"] >= cols == given["bins"], name
-                parts = given["parts"] + (own > 0)
+                parts = given["parts"] * units + (own > 0)
                 words = given["slabs"] * parts * sizes["SPANS"] * given["bins"]
                 words = 0 if sizes.get("SOLO") else words
                 assert given["tally"] == words, name

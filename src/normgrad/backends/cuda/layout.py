@@ -92,6 +92,11 @@ class Layout:
         return ceil_div(self.inner + window - 1, window) * window if window else self.inner
 
     @property
+    def both_bytes(self) -> int:
+        """Of an element of x and one of dy."""
+        return ITEMSIZE[self.x.ref.dtype] + ITEMSIZE[self.dy.ref.dtype]
+
+    @property
     def same_strides(self) -> bool:
         """Whether one offset serves all tensors."""
         return len({(one.outer, one.channel, one.inner) for one in self.tensors}) == 1

@@ -42,6 +42,9 @@ _TILE = 0.049  # for each tile of a multiprocessor: barriers
 # group norm 4x1280x32x32 takes 19.5 us instead of 22.1, but batch norm 32x512x14x14 17.0 instead of
 # 14.6, where a block would read 4224 words.
 _BESIDE, _FEW_WORDS = 0.3, 2000
+# Tiles of a block that are made two units of: group norm of one sample of 640x32x32 takes 11.4 us
+# so, 16.7 without; of 64 samples no longer.
+_LEAST_UNITS = 4
 _LEAST = 0.62  # what is left of all this however many tiles arrive meanwhile
 # Batch norm with blocks that have room for more tiles than their share of at most 17, and up to 16
 # partners, waits so much less in each round: 256x2048x7x7 in float32 reads 80.3 instead of 79.0 %,
@@ -94,6 +97,8 @@ class Cut:
     bins: int  # of a block, up to a power of two
     spans: int  # words of a part for one bin
     ends: int  # slabs begin and end at multiples of these bytes; 0: at rows
+    unit: int = 0  # tiles of a block that are added up together; 0: all
+    times: int = 1  # blocks that share what is one's where there are many images
     polled: int = 0  # words of a bin that are polled together, if that is settled
 
     @property
@@ -131,9 +136,14 @@ class Cut:
         return max(0, self.tiles - self.block.chunks)
 
     @property
+    def units(self) -> int:
+        """Parts of a block's tiles that are added up by themselves."""
+        return ceil_div(self.tiles, self.unit or self.tiles)
+
+    @property
     def words(self) -> int:
         """Words that a block reads if everybody reads all of its own bins."""
-        return self.parts * self.spans * self.bins
+        return self.parts * self.units * self.spans * self.bins
 
     @property
     def own(self) -> int:
@@ -153,7 +163,7 @@ class Cut:
         # What held tiles leave; more words are spilled.
         registers = self.block.registers - self.held * self.block.chunk_bytes // (2 * threads)
         most = power_of_two(registers // 16 + 1) // 2 * threads
-        words = min(power_of_two(self.parts * self.spans), most // bins)
+        words = min(power_of_two(self.parts * self.units * self.spans), most // bins)
         return max(1, threads // bins, words)
 
     def edges(self, itemsize: int) -> int:
@@ -195,7 +205,7 @@ def _blocks(data: Slabs) -> tuple[Block, ...]:
     It does not stream (5 to 7 points behind). With more tiles held it spills. The last is for small
     teams of batch norm.
     """
-    held = 22 if data.itemsize == 4 and data.group == 1 else 21
+    held = 21
     roomy = Block(8, 8 << 10, 13, 255, held=10 if data.itemsize == 4 else 9, most=_ROOMY)
     return (
         Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2),
@@ -297,15 +307,32 @@ def choose(data: Slabs, device: Device) -> Cut | None:
 
 
 def settle(data: Slabs, device: Device, images: int) -> Cut | None:
-    """The cut for so many images, for as many as there are: a sample's sums are made alike."""
+    """The cut for so many images, for as many as there are: a sample's sums are made alike.
+
+    Few images have more blocks than that, of fewer units each.
+    """
     best = choose(replace(data, images=images), device)
     if best is None:
         return None
-    slabs = data.images * ceil_div(data.channels, best.width)
-    teams, rounds = deal(slabs, best.per * device.multiprocessors // best.team)
+    best = _in_units(best, data)
     # As many words as there are registers for in several rounds, in which tiles are held.
-    polled = replace(best, rounds=max(2, best.rounds)).step
-    return replace(best, teams=teams, rounds=rounds, polled=polled)
+    best = replace(best, polled=replace(best, rounds=max(2, best.rounds)).step)
+    resident = best.per * device.multiprocessors
+    slabs = data.images * ceil_div(data.channels, best.width)
+    for units in range(1, best.units):
+        times, rest = divmod(best.units, units)
+        fine = replace(best, tiles=units * best.unit, parts=best.parts * times, times=times)
+        if not rest and slabs * fine.team <= resident:
+            return replace(fine, teams=slabs, rounds=1)
+    teams, rounds = deal(slabs, resident // best.team)
+    return replace(best, teams=teams, rounds=rounds)
+
+
+def _in_units(cut: Cut, data: Slabs) -> Cut:
+    """The same with sums of two units for each block, where blocks of one are of use."""
+    if data.group == 1 or cut.own or cut.streams or cut.team == 1 or cut.tiles < _LEAST_UNITS:
+        return cut
+    return replace(cut, unit=ceil_div(cut.tiles, 2))
 
 
 def slabs_of(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> Slabs | None:
@@ -334,7 +361,7 @@ def add_columns(
     slabs = data.images * split
     bins = cut.width // data.group
     solo = cut.team == 1 and not cut.streams
-    count = slabs * (cut.parts + (cut.own > 0)) * cut.spans * bins
+    count = slabs * (cut.parts * cut.units + (cut.own > 0)) * cut.spans * bins
     wants = group and builder.wants_parameters
     sums = 2 * data.images * data.channels * cut.parts
     partials = builder.scratch(sums, "float32") if wants else None
@@ -343,7 +370,6 @@ def add_columns(
         "partials": partials,
         "slabs": slabs,
         "rows": data.rows,
-        "share": cut.tiles * cut.rows,
         "parts": cut.parts,
         "pieces": cut.pieces,
         "width": cut.width // data.align,
@@ -382,7 +408,9 @@ def add_columns(
         constants["FIXED"] = cut.fixed
     else:
         kernel = "columns.column_slabs"
-        constants |= {"CHUNKS": cut.tiles, "SOLO": solo}
+        arguments["times"] = cut.times
+        constants |= {"CHUNKS": cut.tiles, "UNIT": cut.unit or cut.tiles, "SOLO": solo}
+        constants["TOGETHER"] = cut.rounds > 1  # see `own_copies`
     builder.launch_teams(
         kernel,
         (cut.team * cut.teams,),
@@ -393,4 +421,5 @@ def add_columns(
         starts_early=device.starts_early,
         warps=cut.block.warps,
         registers=cut.block.registers,
+        ring=(cut.depth + cut.fixed) * cut.rows * cut.cols * layout.both_bytes,
     )

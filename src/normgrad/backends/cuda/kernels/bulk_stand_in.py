@@ -83,6 +83,40 @@ def _copy(to: int, source: int, count: int) -> None:
     ctypes.memmove(_ring.ctypes.data + to, source, count)
 
 
+def copy_both(to_x: Any, to_dy: Any, x: Any, dy: Any, mask: Any, EACH: Any, BEHIND: Any) -> None:
+    """Some elements for each address; zeros where there are none."""
+    each, behind = (int(getattr(one, "value", one)) for one in (EACH, BEHIND))
+    _copy_own(_array(to_x), x, mask, each)
+    _copy_own(_array(to_dy) + behind, dy, mask, each)
+
+
+def _copy_own(places: Any, pointers: Any, mask: Any, each: int) -> None:
+    count = each * pointers.dtype.element_ty.primitive_bitwidth // 8
+    assert count in (4, 8, 16)
+    assert not (places % count).any(), "a copy to what is no multiple of its size"
+    assert (places >= 0).all()
+    assert (places <= _MOST - count).all()
+    there = _array(mask, places.shape) != 0
+    inside = np.arange(count)
+    _ring[places[~there][:, None] + inside] = 0
+    sources = _array(pointers, places.shape)[there].astype(np.int64)
+    if not sources.size:
+        return
+    assert not (sources % count).any(), "a copy of what is no multiple of its size"
+    low, high = int(sources.min()), int(sources.max()) + count
+    memory: Any = (ctypes.c_uint8 * (high - low)).from_address(low)
+    values = np.frombuffer(memory, np.uint8)[(sources - low)[:, None] + inside]
+    _ring[places[there][:, None] + inside] = values
+
+
+def commit(like: Any) -> None:
+    """Everything is there already."""
+
+
+def wait(like: Any, OUTSTANDING: Any) -> None:
+    """Everything is there already."""
+
+
 def write(address: Any, number: Any) -> None:
     """Numbers to the ring."""
     places = _array(address)
@@ -99,9 +133,9 @@ def write_some(address: Any, element: Any) -> None:
         _ring[at : at + len(one)] = one
 
 
-def read(address: Any, like: Any, VECTOR: Any) -> Any:
+def read(address: Any, like: Any, VECTOR: Any, BEHIND: Any = 0) -> Any:
     """Elements of the ring."""
-    return _read(address, like.dtype.element_ty, int(getattr(VECTOR, "value", VECTOR)))
+    return _read(address + BEHIND, like.dtype.element_ty, int(getattr(VECTOR, "value", VECTOR)))
 
 
 def read_number(address: Any) -> Any:

@@ -8,6 +8,7 @@ import triton.language as tl
 from normgrad.backends.cuda.kernels.common import (
     await_words,
     coefficients,
+    fresh,
     load_or,
     load_rstd,
     pack_pair,
@@ -21,8 +22,8 @@ from normgrad.backends.cuda.kernels.gluon import gl, jit
 
 @jit
 def publish_sums(
-    mail,  # words of this slab: [parts, SPANS, bins]
-    above,
+    mail,  # words of this slab: [units, SPANS, bins]
+    unit,
     start,
     columns,
     bins,
@@ -32,9 +33,9 @@ def publish_sums(
     COLS: tl.constexpr,
     SPANS: tl.constexpr,
 ):
-    """Publish the sums of a block's bins."""
+    """Publish the sums of a block's bins, or of a unit's."""
     span = start // COLS - own * GROUP_SIZE // COLS  # how many pieces have columns of it before
-    to = mail + (above * SPANS + span) * bins + own
+    to = mail + (unit * SPANS + span) * bins + own
     publish(to, pack_pair(sums[0], sums[1]), own * GROUP_SIZE < start + columns)
 
 
@@ -100,8 +101,90 @@ def publish_totals(
 
 
 @jit
+def all_sums(s1, s2, ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The sums of a block's columns: a thread adds up its rows, then lanes and warps."""
+    s1, s2 = sum_pairs(
+        gl.reshape(s1, [ROWS // ONCE, ONCE, COLS]), gl.reshape(s2, [ROWS // ONCE, ONCE, COLS]), 0
+    )
+    return sum_pairs(s1, s2, 0)
+
+
+@jit
+def keep_sums(
+    slot,  # of shared memory
+    s1,
+    s2,
+    KEPT: tl.constexpr,
+    ONCE: tl.constexpr,  # rows that have one element in each thread
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Store the sums of each warp's rows, of which KEPT lie one below the other; or of all."""
+    # A thread adds up its rows, then lanes.
+    s1, s2 = sum_pairs(
+        gl.reshape(s1, [ROWS // ONCE, KEPT, ONCE // KEPT, COLS]),
+        gl.reshape(s2, [ROWS // ONCE, KEPT, ONCE // KEPT, COLS]),
+        0,
+    )
+    s1, s2 = sum_pairs(s1, s2, 1)
+    slot.store(pack_pair(s1, s2))
+
+
+@jit
+def kept_sums(slot, layout: tl.constexpr):
+    """The sums of columns that all warps have kept; a thread adds up those of one column."""
+    first, second = unpack_pair(slot.load(layout))
+    return sum_pairs(first, second, 0)
+
+
+@jit
+def publish_groups(
+    kept,  # UNITS slots of shared memory
+    mail,
+    above,
+    place_of,  # first column of the block, columns, first channel
+    bins,
+    gamma,
+    GROUP_SIZE: tl.constexpr,
+    COLS: tl.constexpr,
+    BINS: tl.constexpr,
+    SPANS: tl.constexpr,
+    UNITS: tl.constexpr,
+    KEPT: tl.constexpr,
+    WARPS: tl.constexpr,
+    SOLO: tl.constexpr,
+):
+    """Group norm: the sums of a block's groups with gamma inside, a word for each and each unit."""
+    ALL: tl.constexpr = UNITS * BINS
+    LANES: tl.constexpr = min(32, ALL)
+    hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    # Columns lie in threads as those of `hot` do.
+    down: tl.constexpr = gl.BlockedLayout([KEPT, 1], [LANES, 32 // LANES], [1, WARPS], [0, 1])
+    start, columns, left = place_of
+    number = gl.arange(0, ALL, gl.SliceLayout(0, hot))
+    own = start // GROUP_SIZE + number % BINS
+    cols = gl.arange(0, COLS, gl.SliceLayout(1, hot))
+    weight = load_or(gamma, left + cols, cols < columns, 1.0, tl.float32)
+    within = ((start + cols) // GROUP_SIZE)[:, None] == own[None, :]
+    t1 = gl.zeros([COLS, ALL], tl.float32, hot)
+    t2 = gl.zeros([COLS, ALL], tl.float32, hot)
+    for unit in gl.static_range(UNITS):
+        u1, u2 = kept_sums(kept.index(unit), down)
+        u1 = gl.convert_layout(u1, gl.SliceLayout(1, hot)) * weight
+        u2 = gl.convert_layout(u2, gl.SliceLayout(1, hot)) * weight
+        here = within & (number // BINS == unit)[None, :]
+        t1 = gl.where(here, u1[:, None], t1)
+        t2 = gl.where(here, u2[:, None], t2)
+    t1, t2 = sum_pairs(t1, t2, 0)
+    if not SOLO:
+        unit = above * UNITS + number // BINS
+        publish_sums(mail, unit, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
+    return t1, t2
+
+
+@jit
 def exchange(
-    sums,  # of the block's columns, in any layout
+    kept,  # sums of the block's columns: kept of each unit and warp, or as they are
     mail,
     place_of,  # above, start, columns, image, first channel
     sizes,  # parts, bins, images, channels
@@ -117,6 +200,8 @@ def exchange(
     SPANS: tl.constexpr,
     STEP: tl.constexpr,
     OWN: tl.constexpr,
+    UNITS: tl.constexpr,
+    KEPT: tl.constexpr,  # warps that have kept sums of a column; 0: none has
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,
     PHASE: tl.constexpr,
@@ -144,26 +229,31 @@ def exchange(
     weight = load_or(gamma, channel, ok, 1.0, tl.float32)
     t1, t2 = rs, rs
     if PHASE != 2:
-        pair = gl.convert_layout(pack_pair(sums[0], sums[1]), line)
-        t1, t2 = unpack_pair(pair)
+        down: tl.constexpr = gl.BlockedLayout([max(1, KEPT), 1], [1, 32], [1, WARPS], [0, 1])
         if GROUP:
             if partials is not None:
+                t1, t2 = kept_sums(kept.index(fresh(parts * 0)), down)
+                for unit in gl.static_range(1, UNITS):
+                    u1, u2 = kept_sums(kept.index(unit), down)
+                    t1 += u1
+                    t2 += u2
+                t1, t2 = gl.convert_layout(t1, line), gl.convert_layout(t2, line)
                 to = partials + (image.to(tl.int64) * channels + channel) * parts + above
                 gl.store(to, t1, mask=ok)
                 gl.store(to + images.to(tl.int64) * channels * parts, t2, mask=ok)
-            hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-            own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, hot))
-            side = start + gl.arange(0, COLS, gl.SliceLayout(1, hot))
-            within = (side // GROUP_SIZE)[:, None] == own[None, :]
-            pair = gl.convert_layout(pack_pair(t1 * weight, t2 * weight), gl.SliceLayout(1, hot))
-            t1, t2 = unpack_pair(pair)
-            t1, t2 = sum_pairs(
-                gl.where(within, t1[:, None], 0.0), gl.where(within, t2[:, None], 0.0), 0
-            )
+            t1, t2 = publish_groups(
+                kept, mail, above, (start, columns, left), bins, gamma,
+                GROUP_SIZE, COLS, BINS, SPANS, UNITS, KEPT, WARPS, SOLO,
+            )  # fmt: skip
         else:
-            own = start + cols
-        if not SOLO:
-            publish_sums(mail, above, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
+            if KEPT:
+                t1, t2 = kept_sums(kept.index(fresh(parts * 0)), down)
+                t1, t2 = gl.convert_layout(t1, line), gl.convert_layout(t2, line)
+            else:
+                t1, t2 = unpack_pair(gl.convert_layout(pack_pair(kept[0], kept[1]), line))
+            if not SOLO:
+                own = start + cols
+                publish_sums(mail, above, start, columns, bins, own, (t1, t2), 1, COLS, SPANS)
     if OWN > 0 and PHASE % 3 == 0:
         publish_totals(mail, above, parts, start, columns, bins, COLS, OWN, STEP, WARPS)
     if PHASE != 1 and (OWN == 0 or PHASE != 3):
@@ -174,8 +264,9 @@ def exchange(
             )
         elif not SOLO:
             t1, t2 = await_sums(
-                mail, parts, start, columns, bins, box, GROUP_SIZE, COLS, BINS, SPANS, STEP, WARPS
-            )
+                mail, parts * UNITS, start, columns, bins, box,
+                GROUP_SIZE, COLS, BINS, SPANS, STEP, WARPS,
+            )  # fmt: skip
         if GROUP:
             mine = gl.minimum((start + cols) // GROUP_SIZE - start // GROUP_SIZE, BINS - 1)
             t1 = gl.gather(t1, mine, 0)

@@ -9,14 +9,13 @@ room for the next one wanted, of this slab or the next. Held tiles come through 
 
 import triton.language as tl
 
-from normgrad.backends.cuda.kernels.column_exchange import exchange
+from normgrad.backends.cuda.kernels.column_exchange import exchange, keep_sums
 from normgrad.backends.cuda.kernels.column_tiles import (
     add_tile,
     centre_of,
     copy_tile,
     either,
     strip_of,
-    take_tile,
     write_tile,
 )
 from normgrad.backends.cuda.kernels.common import (
@@ -24,12 +23,12 @@ from normgrad.backends.cuda.kernels.common import (
     await_step_before,
     clear_stale,
     fresh,
-    sum_pairs,
     widen,
     widen_again,
 )
-from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
+from normgrad.backends.cuda.kernels.gluon import gl, jit
 from normgrad.backends.cuda.kernels.joins import join_groups
+from normgrad.backends.cuda.kernels.own_copies import commit, own_places, take_own, wait
 
 
 @jit
@@ -57,7 +56,6 @@ def column_streams(
     tally,  # the word that counts arrivals
     slabs,
     rows,  # rows of a slab
-    share,  # rows of a block
     stream,  # tiles of a block that go through the ring and do not stay
     parts,  # blocks one below the other
     pieces,  # blocks side by side
@@ -99,42 +97,45 @@ def column_streams(
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
     LANES: tl.constexpr = min(32, COLS // VECTOR)
     DOWN: tl.constexpr = min(WARPS, max(1, ROWS // (32 // LANES)))  # warps one below the other
+    ONCE: tl.constexpr = min(ROWS, DOWN * (32 // LANES))  # rows with one element in each thread
     tile: tl.constexpr = gl.BlockedLayout(
         [1, VECTOR], [32 // LANES, LANES], [DOWN, WARPS // DOWN], [1, 0]
     )
     by_col: tl.constexpr = gl.SliceLayout(0, tile)
     flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    tiles_x = gl.allocate_shared_memory(x.dtype.element_ty, [DEPTH + FIXED, ROWS, COLS], flat)
-    tiles_dy = gl.allocate_shared_memory(dy.dtype.element_ty, [DEPTH + FIXED, ROWS, COLS], flat)
+    warp_sums = gl.allocate_shared_memory(tl.uint64, [1, DOWN, COLS], flat)
     above = gl.program_id(0) % team // pieces
     start = gl.program_id(0) % pieces * COLS
     first_slab = gl.program_id(0) // team
-    first = above * share
-    limit = gl.minimum(share, rows - first)
+    apart = parts * ROWS  # all blocks of a team go along one front
+    first = above * ROWS
+    limit = rows - first
     local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
     cols = gl.arange(0, COLS, by_col)
-    part = (slabs, split, width, channels, start, first, limit, outer_step, row_step)
-    data = (x, dy, tiles_x, tiles_dy)
+    part = (slabs, split, width, channels, start, first, limit, apart, outer_step, row_step)
+    data = own_places(
+        x, dy, slabs * 0, tile, DEPTH + FIXED, VECTOR, ROWS, COLS, ALIGN, LANES, DOWN, WARPS
+    )
     sizes = (parts, bins, images, channels * ALIGN)
     vectors = (rstd, gamma, dgamma, dbeta, partials)
     kept = DEPTH - 1  # of the ring, when all have been added up
     loads = HELD + 2 * stream - kept  # of the ring, for a slab
     ring = (stream, loads)
     zero = slabs * 0
-    unknown = share >> 30  # 0
+    unknown = parts >> 30  # 0
     strip = strip_of(first_slab, part, ALIGN)
     for ahead in tl.range(0, DEPTH):  # fewer than the loads of a slab
         number = _turned(zero + ahead, ring, HELD, FIXED)
-        copy_tile(data, ahead, strip, number, row_step, local, cols, ROWS, ALIGN)
+        copy_tile(data, ahead, strip, number, row_step, ROWS, COLS, ALIGN, False)
     for ahead in tl.range(0, FIXED):
         number = zero + HELD + ahead
-        copy_tile(data, DEPTH + ahead, strip, number, row_step, local, cols, ROWS, ALIGN)
+        copy_tile(data, DEPTH + ahead, strip, number, row_step, ROWS, COLS, ALIGN, False)
     await_step_before(EARLY)  # it cleared the words
     thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
     turn = zero
     for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
         strip = strip_of(slab, part, ALIGN)
-        _, columns, _, image, left = strip
+        _, columns, _, image, left, _ = strip
         centre = centre_of(mean, strip, channels * ALIGN, cols, GROUP, GROUP_SIZE)
         step = fresh(row_step)
         mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
@@ -142,31 +143,32 @@ def column_streams(
         s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
         held = ()
         for visit in gl.static_range(HELD):
-            async_copy.wait_group(DEPTH - 1)
+            wait(slab, DEPTH - 1)
             slot = (turn + visit) % DEPTH
-            values = take_tile(data, slot, tile)
+            values = take_own(data, slot, VECTOR, ROWS * COLS)
             held = held + (values,)
             number = _turned(zero + visit + DEPTH, ring, HELD, FIXED)
-            copy_tile(data, slot, strip, number, step, local, cols, ROWS, ALIGN)
+            copy_tile(data, slot, strip, number, step, ROWS, COLS, ALIGN, False)
             s1, s2 = add_tile(s1, s2, values, centre)
         for visit in tl.range(0, gl.maximum(stream, FIXED)):
-            async_copy.wait_group(DEPTH - 1)
+            wait(slab, DEPTH - 1)
             if visit < stream:
                 slot = (turn + HELD + visit) % DEPTH
-                values = take_tile(data, slot, tile)
+                values = take_own(data, slot, VECTOR, ROWS * COLS)
                 if visit < stream - kept:
                     number = _turned(zero + HELD + visit + DEPTH, ring, HELD, FIXED)
-                    copy_tile(data, slot, strip, number, step, local, cols, ROWS, ALIGN)
+                    copy_tile(data, slot, strip, number, step, ROWS, COLS, ALIGN, False)
                 else:
-                    async_copy.commit_group()
+                    commit(slab)
                 s1, s2 = add_tile(s1, s2, values, centre)
             if visit < FIXED:
-                values = take_tile(data, zero + DEPTH + visit, tile)
+                values = take_own(data, zero + DEPTH + visit, VECTOR, ROWS * COLS)
                 s1, s2 = add_tile(s1, s2, values, centre)
-        sums = sum_pairs(s1, s2, 0)
+        keep_sums(warp_sums.index(0), s1, s2, DOWN, ONCE, ROWS, COLS)
         scale, tilt, shift = exchange(
-            sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps,
-            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, WARPS, False, PHASE,
+            warp_sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps,
+            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, 1, DOWN, WARPS,
+            False, PHASE,
         )  # fmt: skip
         if MEETS:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there
@@ -178,24 +180,24 @@ def column_streams(
         following = strip_of(now + teams, part, ALIGN)
         step = fresh(row_step)
         for visit in tl.range(0, stream):
-            async_copy.wait_group(DEPTH - 1)
+            wait(slab, DEPTH - 1)
             load = HELD + stream - kept + visit
             slot = (turn + load) % DEPTH
-            tile_dy, tile_x = take_tile(data, slot, tile)
+            tile_dy, tile_x = take_own(data, slot, VECTOR, ROWS * COLS)
             later = load + DEPTH
             over = later >= loads
             number = _turned(gl.where(over, later - loads, later), ring, HELD, FIXED)
             source = either(over, following, strip)
-            copy_tile(data, slot, source, number, step, local, cols, ROWS, ALIGN)
+            copy_tile(data, slot, source, number, step, ROWS, COLS, ALIGN, False)
             if PHASE % 2 == 0:
                 wide = (widen(tile_dy), widen(tile_x))
                 number = _turned(load, ring, HELD, FIXED)
                 write_tile(dx, wide, factors, strip, number, step, local, cols, ROWS, ALIGN)
         for visit in tl.range(0, FIXED):
             slot = zero + DEPTH + visit
-            tile_dy, tile_x = take_tile(data, slot, tile)
+            tile_dy, tile_x = take_own(data, slot, VECTOR, ROWS * COLS)
             number = zero + HELD + visit
-            copy_tile(data, slot, following, number, step, local, cols, ROWS, ALIGN)
+            copy_tile(data, slot, following, number, step, ROWS, COLS, ALIGN, False)
             if PHASE % 2 == 0:
                 wide = (widen(tile_dy), widen(tile_x))
                 write_tile(dx, wide, factors, strip, number, step, local, cols, ROWS, ALIGN)
@@ -204,7 +206,7 @@ def column_streams(
                 wide = (widen_again(held[visit][0], unknown), widen_again(held[visit][1], unknown))
                 write_tile(dx, wide, factors, strip, visit, step, local, cols, ROWS, ALIGN)
         turn = (turn + loads) % DEPTH
-    async_copy.wait_group(0)
+    wait(slabs, 0)
     clear_stale(stale, stale_words, thread, 32 * WARPS)
     if MEETS and PHASE % 4 == 0:
         join_groups(

@@ -3,22 +3,23 @@
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import load_or, widen
-from normgrad.backends.cuda.kernels.gluon import async_copy, gl, jit
+from normgrad.backends.cuda.kernels.gluon import gl, jit
+from normgrad.backends.cuda.kernels.own_copies import copy_own
 
 
 @jit
 def strip_of(slab, part, ALIGN: tl.constexpr):
-    """A block's part of a slab: first element, columns, rows; its image and first channel.
+    """A block's part of a slab: first element, columns, rows; its image, first channel, tiles.
 
     Once for all tiles where registers allow it: two divisions are 41 of the 134 instructions that
     writing a tile takes in bfloat16.
     """
-    slabs, split, width, channels, start, first, limit, outer_step, row_step = part
+    slabs, split, width, channels, start, first, limit, apart, outer_step, row_step = part
     image = slab // split
     left = (slab % split) * width * ALIGN + start
     origin = (image.to(tl.int64) * outer_step + first.to(tl.int64) * row_step) * ALIGN + left
     columns = gl.minimum(width - start // ALIGN, channels - left // ALIGN) * ALIGN
-    return origin, columns, gl.where(slab < slabs, limit, 0), image, left
+    return origin, columns, gl.where(slab < slabs, limit, 0), image, left, apart
 
 
 @jit
@@ -26,36 +27,38 @@ def either(which, one, other):
     """The first strip where ``which`` is true, else the other."""
     origin = gl.where(which, one[0], other[0])
     columns = gl.where(which, one[1], other[1])
-    return origin, columns, gl.where(which, one[2], other[2]), one[3], one[4]
+    limit = gl.where(which, one[2], other[2])
+    return origin, columns, limit, one[3], one[4], one[5]
 
 
 @jit
 def tile_at(strip, number, row_step, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr):
     """The elements of a tile: where the first is, where the others are from there, which exist."""
-    origin, columns, limit, _, _ = strip
-    origin += (row_step * ALIGN).to(tl.int64) * (number * ROWS)
+    origin, columns, limit, _, _, apart = strip
+    origin += (row_step * ALIGN).to(tl.int64) * (number * apart)
     at = local[:, None] * row_step * ALIGN + cols[None, :]
-    ok = number * ROWS + local < limit
+    ok = number * apart + local < limit
     return origin, at, ok[:, None] & (cols < columns)[None, :]
 
 
 @jit
 def copy_tile(
-    data, slot, strip, number, row_step, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr
+    data,
+    slot,
+    strip,
+    number,
+    row_step,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):
-    """Ask for a tile."""
-    x, dy, tiles_x, tiles_dy = data
+    """Ask for a tile, all warps TOGETHER or each for itself."""
+    x, dy, _, local, cols, _, _ = data
     origin, at, mask = tile_at(strip, number, row_step, local, cols, ROWS, ALIGN)
-    async_copy.async_copy_global_to_shared(tiles_x.index(slot), x + origin + at, mask)
-    async_copy.async_copy_global_to_shared(tiles_dy.index(slot), dy + origin + at, mask)
-    async_copy.commit_group()
-
-
-@jit
-def take_tile(data, slot, tile: tl.constexpr):
-    """A tile of shared memory, in registers: dy, x."""
-    _, _, tiles_x, tiles_dy = data
-    return tiles_dy.index(slot).load(tile), tiles_x.index(slot).load(tile)
+    if TOGETHER:
+        tl.debug_barrier()
+    copy_own(data, slot, x + origin + at, dy + origin + at, mask, ROWS * COLS, ALIGN)
 
 
 @jit
@@ -81,7 +84,7 @@ def write_tile(
 @jit
 def centre_of(mean, strip, channels, cols, GROUP: tl.constexpr, GROUP_SIZE: tl.constexpr):
     """The mean of each column."""
-    _, columns, _, image, left = strip
+    _, columns, _, image, left, _ = strip
     statistic = left + cols
     if GROUP:
         statistic = image * (channels // GROUP_SIZE) + statistic // GROUP_SIZE
