@@ -194,6 +194,14 @@ def test_handles_and_helpers_under_thread_sanitizer(capi, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
 
 
+def test_a_slot_with_a_new_owner_is_left_alone(capi, tmp_path):
+    program = tmp_path / "reused"
+    flags = ("-std=c11", "-Wall", "-Wextra", "-pthread", f"-I{SOURCES}")
+    subprocess.run(["gcc", *flags, str(HERE / "reused.c"), "-o", str(program)], check=True)
+    done = execute(program)
+    assert done.returncode == 0, done.stdout
+
+
 def test_forks_beside_busy_threads(capi, tmp_path):
     program = tmp_path / "forks"
     parts = [str(SOURCES / name) for name in ("registry.c", "pool.c", "exit.c")]
