@@ -35,6 +35,8 @@ _DTYPES = {name: code for code, name in DTYPE_NAMES.items()}
 _TYPES = ("float16", "bfloat16", "float32")
 _BESIDE = ("libascendcl.so", "libnnopbase.so")
 _GAPS, _OFFSET = "results with gaps", "tensors at an offset"
+_UNWANTED = "unwanted results given"
+_MASKS = ((True, False, False), (False, True, True))  # each result is left out once
 
 
 def jobs(who: str) -> list[Job]:
@@ -50,6 +52,13 @@ def jobs(who: str) -> list[Job]:
         numeric(select(op)[0], dtype, who, variant)
         for op in NAMES
         for variant in (_GAPS, _OFFSET)
+        for dtype in _TYPES
+    ]
+    made += [
+        numeric(case, dtype, who, _UNWANTED)
+        for op in NAMES
+        for case in select(op)
+        if case.mask in _MASKS and case.layout == "contiguous"
         for dtype in _TYPES
     ]
     return made + [status(op, call, who) for op in NAMES for call in aclnn_status.calls(op)]
@@ -238,6 +247,9 @@ class Aclnn:
         hosts = arrays_of(problem)
         if job.variant == _GAPS:
             hosts |= {role: strided(hosts[role], 3) for role in problem.wanted}
+        if job.variant == _UNWANTED:
+            unmasked = dataclasses.replace(problem.case, mask=())
+            hosts = arrays_of(make_problem(unmasked, job.dtype)) | hosts
         arguments = arguments_of(problem.case, hosts)
         placed = self.place(arguments)
         roles = {one.name: one.role for one in arguments if one.name in placed}
@@ -251,8 +263,8 @@ class Aclnn:
                 self.compute(problem.case.op, values)
             runs.append({role: memory.read() for role, memory in results.items()})
         stray = [roles[name] for name, memory in placed.items() if memory.stray()]
-        operands = [name for name, role in roles.items() if role not in problem.wanted]
-        changed = [roles[name] for name in operands if placed[name].touched()]
+        others = [name for name, role in roles.items() if role not in problem.wanted]
+        changed = [roles[name] for name in others if placed[name].touched()]
         for memory in placed.values():
             memory.free()
         return concluded(job, problem, runs, stray, changed)
