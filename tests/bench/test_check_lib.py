@@ -55,6 +55,8 @@ def test_a_right_infiniop_library_passes(library, capsys, tmp_path):
         (3, "it wrote outside dgamma"),
         (4, "create: null input -: inf of the budget, 0 ulp; the process crashed: SIGSEGV"),
         (5, "other bits in 3 runs"),
+        (7, "weight too short and of type F64 -: inf of the budget, 0 ulp; returned 11"),
+        (8, "too small -: inf of the budget, 0 ulp; returned 13, but it wrote to grad_bias"),
     ],
 )
 def test_wrong_infiniop_libraries_are_caught(library, bug, words, capsys):
