@@ -1,9 +1,11 @@
 """Programs of ours: numbers, statuses, threads, memory."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -130,6 +132,13 @@ def test_infiniop_without_its_compiled_road(capi):
     """The same program where stage 2 goes through Python and its memory checks."""
     done = capi.run("infini.c", NORMGRAD_CHECKED="1")
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_random_calls_through_python_and_through_c(capi):
+    path = f"{SRC}{os.pathsep}{HERE.parent / 'interfaces'}"
+    library = str(capi.prefix / "lib64" / "libopapi_nn.so")
+    done = execute(Path(sys.executable), str(HERE / "alike.py"), library, "4000", PYTHONPATH=path)
+    assert (done.returncode, done.stdout) == (0, "alike\n"), done.stdout + done.stderr
 
 
 def test_eight_threads_race_and_run_without_the_lock(capi):
