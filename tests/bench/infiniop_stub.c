@@ -1,7 +1,8 @@
 /* A small libinfiniop.so for the tests: float32 batch norm backward in doubles, host memory.
    BUG 1: the mean of dy is forgotten.  2: a dtype that should be refused is taken.
    BUG 3: one element past grad_weight is written.  4: crashes on a null descriptor.
-   BUG 5: a descriptor computes once, then nothing.  6: there is no device.  */
+   BUG 5: a descriptor computes once, then nothing.  6: there is no device.
+   BUG 7: shapes are looked at before types.  8: grad_bias is cleared before the workspace is looked at. */
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -46,6 +47,8 @@ int infiniopCreateBatchNormBackwardDescriptor(Handle *handle, Operator **made, T
 #endif
       return BAD_PARAM;
     }
+  for (int i = 0; i < 5; i++)
+    if (BUG == 7 && vectors[i]->shape[0] != x->shape[1]) return BAD_SHAPE;
   for (int i = 0; i < 8; i++) {
     int known = all[i]->dtype == 12 || all[i]->dtype == 13 || all[i]->dtype == 19;
     if (BUG != 2 && (!known || all[i]->dtype != x->dtype)) return BAD_DTYPE;
@@ -74,6 +77,7 @@ int infiniopBatchNormBackward(Operator *op, void *workspace, size_t size, float 
                               const float *x, const float *dy, const float *w, const float *mean,
                               const float *var, void *stream) {
   if (!op || !dx || !dw || !db || !x || !dy || !w || !mean || !var) return BAD_PARAM;
+  if (BUG == 8) memset(db, 0, sizeof *db);
   if (size < 16 || !workspace) return SMALL;
   if (op->runs++ && BUG == 5) return 0;
   double m = (double)op->n * op->l;

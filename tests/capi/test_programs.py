@@ -1,9 +1,11 @@
 """Programs of ours: numbers, statuses, threads, memory."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -132,6 +134,13 @@ def test_infiniop_without_its_compiled_road(capi):
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
+def test_random_calls_through_python_and_through_c(capi):
+    path = f"{SRC}{os.pathsep}{HERE.parent / 'interfaces'}"
+    library = str(capi.prefix / "lib64" / "libopapi_nn.so")
+    done = execute(Path(sys.executable), str(HERE / "alike.py"), library, "4000", PYTHONPATH=path)
+    assert (done.returncode, done.stdout) == (0, "alike\n"), done.stdout + done.stderr
+
+
 def test_eight_threads_race_and_run_without_the_lock(capi):
     done = capi.run("threads.c")
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
@@ -192,6 +201,14 @@ def test_handles_and_helpers_under_thread_sanitizer(capi, tmp_path):
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("ThreadSanitizer cannot live with this kernel's address layout")
     assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
+
+
+def test_a_slot_with_a_new_owner_is_left_alone(capi, tmp_path):
+    program = tmp_path / "reused"
+    flags = ("-std=c11", "-Wall", "-Wextra", "-pthread", f"-I{SOURCES}")
+    subprocess.run(["gcc", *flags, str(HERE / "reused.c"), "-o", str(program)], check=True)
+    done = execute(program)
+    assert done.returncode == 0, done.stdout
 
 
 def test_forks_beside_busy_threads(capi, tmp_path):

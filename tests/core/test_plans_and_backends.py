@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import normgrad as ng
-from normgrad import backends
+from normgrad import backends, hostmem
 from normgrad.backends.base import Backend, Offers
 from normgrad.geometry import Geometry
 from normgrad.plan import make_plan
-from normgrad.spec import Op, Spec, TensorSpec
+from normgrad.spec import ROLES, SLOT, Op, Spec, TensorSpec
 
 X = TensorSpec.contiguous((2, 4, 3), "float32")
 VECTOR = TensorSpec.contiguous((4,), "float32")
@@ -160,6 +160,20 @@ def test_nothing_wanted_runs_nothing(install):
     )
     assert got == (None, None, None)
     assert fake.runs == []
+
+
+def test_empty_data_of_sizes_that_numpy_has_no_array_for(host_backend):
+    """Addresses say nothing of a size: an aclTensor may be 0 x 4 x 2**62."""
+    x = TensorSpec.contiguous((0, 4, 2**62), "float32")
+    spec = Spec(op=Op.BATCH_NORM, dy=x, x=x, dx=x, dgamma=VECTOR, dbeta=VECTOR)
+    sums = np.full((2, 4), np.nan, np.float32)
+    addresses = [None] * len(ROLES)
+    addresses[SLOT["dgamma"]], addresses[SLOT["dbeta"]] = (one.ctypes.data for one in sums)
+    plan = make_plan(spec, host_backend)
+    owner, scratch = hostmem.aligned_bytes(plan.workspace_bytes)
+    plan.run(addresses, scratch, 0)
+    del owner
+    assert not sums.any()
 
 
 def test_scratch_memory_is_aligned_and_addresses_come_in_the_order_of_roles(install):

@@ -124,6 +124,8 @@ def test_only_the_stated_number_of_dims_is_read():
     [
         ({"viewDims": None}, "viewDims must not be null for 2 elements"),
         ({"viewDims": 0}, "viewDims must not be null for 2 elements"),
+        ({"viewDims": 6}, "viewDims must be an array, got address 0x6"),
+        ({"strides": 1.5}, "strides must be an array, got a float"),
         ({"viewDims": (2,)}, "viewDims must have 2 elements, got 1"),
         ({"viewDimsNum": -1}, "the number of viewDims must be 0 to 4096, got -1"),
         ({"storageDimsNum": 4097}, "the number of storageDims must be 0 to 4096, got 4097"),
@@ -174,20 +176,31 @@ def test_arrays_are_copied():
 
 
 @pytest.mark.parametrize(
-    ("make", "destroy"),
+    ("make", "destroy", "words"),
     [
-        (create, aclnn.aclDestroyTensor),
-        (lambda: aclnn.aclCreateBoolArray([True], 1), aclnn.aclDestroyBoolArray),
-        (lambda: aclnn.aclCreateIntArray([1], 1), aclnn.aclDestroyIntArray),
+        (create, aclnn.aclDestroyTensor, "tensor must be an aclTensor"),
+        (
+            lambda: aclnn.aclCreateBoolArray([True], 1),
+            aclnn.aclDestroyBoolArray,
+            "array must be an aclBoolArray",
+        ),
+        (
+            lambda: aclnn.aclCreateIntArray([1], 1),
+            aclnn.aclDestroyIntArray,
+            "array must be an aclIntArray",
+        ),
     ],
 )
-def test_destroying(make, destroy):
+def test_destroying(make, destroy, words):
     assert [destroy(null) for null in (None, 0, np.int64(0))] == [0, 0, 0]
     made = make()
     assert destroy(made) == 0
     assert destroy(made) == 161002
     assert "was destroyed" in said()
-    assert destroy("something") == 161002
+    # The argument by its name in the header; a pointer that is none of ours by its value.
+    for other, got in (("something", "a str"), (0x1234, "address 0x1234"), (object(), "an object")):
+        assert destroy(other) == 161002
+        assert f"{words}, got {got}" in said()
 
 
 @pytest.mark.parametrize(

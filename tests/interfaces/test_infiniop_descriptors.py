@@ -72,6 +72,13 @@ def test_destroyed_handle_or_descriptor_is_3():
     refused(3, "weight_desc must be an infiniopTensorDescriptor_t, got a str", weight="w")
 
 
+def test_shape_or_strides_that_are_no_array_are_3():
+    for shape, strides, words in ((3, None, "shape"), ((3,), 1, "strides")):
+        made = infiniop.infiniopCreateTensorDescriptor(1, shape, strides, F32)
+        assert made == (3, None)
+        assert f"{words} must be an array, got address" in said()
+
+
 def test_device_not_ours_is_5():
     foreign = handle()
     foreign.device = 4

@@ -23,7 +23,7 @@ from normgrad.aclnn.status import (
 )
 from normgrad.aclnn.tensors import TensorKind, aclBoolArray, aclTensor, living
 from normgrad.device import memory
-from normgrad.device.failures import is_null, whole
+from normgrad.device.failures import described, is_null, whole
 from normgrad.device.launch import Arrangement, Launch, Placed, Span, check_place
 from normgrad.device.memory import OwnershipError
 from normgrad.errors import ArgumentError, BackendError
@@ -242,7 +242,7 @@ def stage_two(name: str, workspace: Any, workspaceSize: Any, executor: Any, stre
 
 def _check_usable(executor: Any) -> aclOpExecutor:
     if type(executor) is not aclOpExecutor:
-        fail(SPENT, f"executor must come from stage 1, got a {type(executor).__name__}")
+        fail(SPENT, f"executor must come from stage 1, got {described(executor)}")
     if executor.state != "ready":
         fail(SPENT, f"executor of {executor.name} must not be used again: it is {executor.state}")
     usable: aclOpExecutor = executor

@@ -16,7 +16,7 @@ from normgrad.aclnn.status import (
     reports,
     runtime_status,
 )
-from normgrad.device.failures import INTEGERS, is_null
+from normgrad.device.failures import INTEGERS, described, is_null
 
 _DETERMINISM = range(4)
 
@@ -282,7 +282,7 @@ def stream_number(stream: Any) -> int:
 def _describe(stream: Any) -> str:
     if type(stream) is aclrtStream:
         return "one that was destroyed"
-    return f"a {type(stream).__name__}"
+    return described(stream)
 
 
 def _known(device_id: Any) -> int:

@@ -190,24 +190,24 @@ def aclCreateIntArray(value: Sequence[int] | None, size: int) -> aclIntArray | N
 @operator_status
 def aclDestroyTensor(tensor: aclTensor | None) -> Status:
     """End a tensor; its memory stays. Null is success."""
-    return _destroy(tensor, aclTensor)
+    return _destroy(tensor, "tensor", aclTensor)
 
 
 @operator_status
 def aclDestroyBoolArray(array: aclBoolArray | None) -> Status:
     """End an array. Null is success."""
-    return _destroy(array, aclBoolArray)
+    return _destroy(array, "array", aclBoolArray)
 
 
 @operator_status
 def aclDestroyIntArray(array: aclIntArray | None) -> Status:
     """End an array. Null is success."""
-    return _destroy(array, aclIntArray)
+    return _destroy(array, "array", aclIntArray)
 
 
-def _destroy(handle: Any, cls: type[Any]) -> Status:
+def _destroy(handle: Any, name: str, cls: type[Any]) -> Status:
     if not is_null(handle):
-        living(handle, cls.__name__, cls).alive = False
+        living(handle, name, cls).alive = False
     return ACL_SUCCESS
 
 

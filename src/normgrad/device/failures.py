@@ -103,7 +103,10 @@ def items(
         return ()
     if is_null(values):
         fail(null, f"{name} must not be null for {number} elements")
-    found = tuple(values)
+    try:
+        found = tuple(values)
+    except TypeError:
+        fail(status, f"{name} must be an array, got {described(values)}")
     if number > len(found):
         fail(status, f"{name} must have {number} elements, got {len(found)}")
     return found[:number]
@@ -117,10 +120,18 @@ def integers(
     return tuple([whole(status, name, item) for item in found])
 
 
+def described(value: Any) -> str:
+    """What stands where an object of ours should: an address as such, all else by its type."""
+    if isinstance(value, INTEGERS):
+        return f"address {int(value):#x}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
 def alive(status: IntEnum, handle: Any, name: str, cls: type[Any]) -> Any:
     """The handle, if it is one of a class and was not destroyed; else the status."""
     if type(handle) is not cls:
-        fail(status, f"{name} must be an {cls.__name__}, got a {type(handle).__name__}")
+        fail(status, f"{name} must be an {cls.__name__}, got {described(handle)}")
     if not handle.alive:
         fail(status, f"{name} must be alive, got an {cls.__name__} that was destroyed")
     return handle

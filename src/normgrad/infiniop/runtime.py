@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from normgrad import device
 from normgrad.device import memory
-from normgrad.device.failures import INTEGERS, is_null, one_of, whole
+from normgrad.device.failures import INTEGERS, described, is_null, one_of, whole
 from normgrad.device.memory import OwnershipError
 from normgrad.infiniop.constants import (
     INFINI_DEVICE_CPU,
@@ -204,7 +204,7 @@ def stream_number(stream: Any) -> int:
         number: int = stream.number
         return number
     if not isinstance(stream, INTEGERS):
-        fail(BAD_PARAM, f"stream must be one of ours or an address, got a {type(stream).__name__}")
+        fail(BAD_PARAM, f"stream must be one of ours or an address, got {described(stream)}")
     return int(stream)
 
 
@@ -230,7 +230,7 @@ def _side(name: str, where: Any, nbytes: int, *, on_device: bool, written: bool)
         check_range(name, address, address + nbytes)
         return address
     if on_device:
-        fail(BAD_PARAM, f"{name} must be an address, got a {type(where).__name__}")
+        fail(BAD_PARAM, f"{name} must be an address, got {described(where)}")
     try:
         return memory.host_address(name, where, nbytes, written=written)
     except OwnershipError as error:

@@ -105,6 +105,12 @@ static int kind_of(uint64_t handle)
 
 static int label_of(uint64_t handle) { return (int)(handle >> LABEL_SHIFT & 15); }
 
+/* Whether a slot's word is still this handle's; asked again wherever another thread was faster. */
+static int is_of(uint64_t handle, struct word word)
+{
+    return (word.generation & GENERATION_MASK) == (handle & GENERATION_MASK);
+}
+
 static struct slot* find(uint64_t handle, struct word* word)
 {
     struct slot* slot;
@@ -113,7 +119,7 @@ static struct slot* find(uint64_t handle, struct word* word)
     if (atomic_load(&slot->kind) != (handle >> LABEL_SHIFT & 255))
         return NULL;
     *word = atomic_load(&slot->word);
-    return (word->generation & GENERATION_MASK) == (handle & GENERATION_MASK) ? slot : NULL;
+    return is_of(handle, *word) ? slot : NULL;
 }
 
 static uint32_t fresh(void)
@@ -168,15 +174,15 @@ static int handle_begin(uint64_t handle)
 {
     struct word old;
     struct slot* slot = find(handle, &old);
-    while (slot && !(old.flags & (TAKEN | ENDED))) {
+    while (slot && is_of(handle, old) && !(old.flags & (TAKEN | ENDED))) {
         struct word wish = old;
         wish.inside++;
         if (kind_of(handle) == NORMGRAD_EXECUTOR && !(old.flags & REPEATABLE))
             wish.flags |= TAKEN;
-        if (wish.inside && atomic_compare_exchange_weak(&slot->word, &old, wish))
-            return 1;
-        if ((old.generation & GENERATION_MASK) != (handle & GENERATION_MASK) || !wish.inside)
+        if (!wish.inside)
             return 0;
+        if (atomic_compare_exchange_weak(&slot->word, &old, wish))
+            return 1;
     }
     return 0;
 }
@@ -210,7 +216,7 @@ static int set_flag(uint64_t handle, uint16_t flag)
     if (!slot)
         return 0;
     do {
-        if (old.flags & (TAKEN | ENDED))
+        if (!is_of(handle, old) || old.flags & (TAKEN | ENDED))
             return 0;
         wish = old;
         wish.flags |= flag;

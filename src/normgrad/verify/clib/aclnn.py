@@ -21,7 +21,7 @@ from normgrad.verify.cases import Case, select
 from normgrad.verify.clib import aclnn_status
 from normgrad.verify.clib.aclnn_call import Argument, arguments_of
 from normgrad.verify.clib.job import Job, arrays_of, concluded, numeric, status
-from normgrad.verify.clib.memory import Placed
+from normgrad.verify.clib.memory import Placed, strided
 from normgrad.verify.foreign import Outcome
 from normgrad.verify.problem import HostArray, Problem, make_problem
 
@@ -34,15 +34,31 @@ NAMES = {
 _DTYPES = {name: code for code, name in DTYPE_NAMES.items()}
 _TYPES = ("float16", "bfloat16", "float32")
 _BESIDE = ("libascendcl.so", "libnnopbase.so")
+_GAPS, _OFFSET = "results with gaps", "tensors at an offset"
+_UNWANTED = "unwanted results given"
+_MASKS = ((True, False, False), (False, True, True))  # each result is left out once
 
 
 def jobs(who: str) -> list[Job]:
-    """Every case that the four operators can express, then the statuses."""
+    """Every case that the four operators can express, special memory, and the statuses."""
     made = [
         numeric(case, dtype, who)
         for op in NAMES
         for case in select(op)
         if _expressible(case)
+        for dtype in _TYPES
+    ]
+    made += [
+        numeric(select(op)[0], dtype, who, variant)
+        for op in NAMES
+        for variant in (_GAPS, _OFFSET)
+        for dtype in _TYPES
+    ]
+    made += [
+        numeric(case, dtype, who, _UNWANTED)
+        for op in NAMES
+        for case in select(op)
+        if case.mask in _MASKS and case.layout == "contiguous"
         for dtype in _TYPES
     ]
     return made + [status(op, call, who) for op in NAMES for call in aclnn_status.calls(op)]
@@ -144,14 +160,19 @@ class Aclnn:
             text = f"{type(error).__name__}: {error}"
             return dataclasses.replace(job.blank, share=math.inf, detail=text)
 
-    def tensor(self, host: HostArray, placed: Placed, form: int, dtype: int | None) -> Any:
-        """An aclTensor over placed memory."""
+    def tensor(
+        self, host: HostArray, placed: Placed, form: int, dtype: int | None, at_offset: bool
+    ) -> Any:
+        """An aclTensor over placed memory, by the address of its elements or of the allocation."""
         shape, strides = host.tensor.shape, host.tensor.strides
         rank = len(shape)
         dims = (ctypes.c_int64 * max(rank, 1))(*shape)
         steps = (ctypes.c_int64 * max(rank, 1))(*strides)
-        count = placed.size // max(host.array.itemsize, 1)
-        storage = (ctypes.c_int64 * 1)(count)
+        itemsize = max(host.array.itemsize, 1)
+        begin, length = placed.address, placed.size
+        if at_offset:
+            begin, length = placed.base, placed.total
+        storage = (ctypes.c_int64 * 1)(length // itemsize)
         create = self.function("aclCreateTensor", ctypes.c_void_p)
         code = _DTYPES[host.dtype] if dtype is None else dtype
         return ctypes.c_void_p(
@@ -160,16 +181,18 @@ class Aclnn:
                 ctypes.c_uint64(rank),
                 ctypes.c_int(code),
                 steps,
-                ctypes.c_int64(0),
+                ctypes.c_int64((placed.address - begin) // itemsize),
                 ctypes.c_int(form),
                 storage,
                 ctypes.c_uint64(1),
-                ctypes.c_void_p(placed.address),
+                ctypes.c_void_p(begin),
             )
         )
 
     @contextlib.contextmanager
-    def prepared(self, arguments: list[Argument], placed: dict[str, Placed]) -> Iterator[list[Any]]:
+    def prepared(
+        self, arguments: list[Argument], placed: dict[str, Placed], *, at_offset: bool = False
+    ) -> Iterator[list[Any]]:
         """C values for arguments; tensors and arrays are destroyed afterwards."""
         values: list[Any] = []
         made: list[tuple[str, Any]] = []
@@ -179,7 +202,7 @@ class Aclnn:
                 values.append(ctypes.c_void_p())
             elif one.kind == "tensor":
                 memory = placed[one.name]
-                values.append(self.tensor(value, memory, one.form, one.dtype))
+                values.append(self.tensor(value, memory, one.form, one.dtype, at_offset))
                 made.append(("aclDestroyTensor", values[-1]))
             elif one.kind == "mask":
                 bits = (ctypes.c_bool * max(len(value), 1))(*value)
@@ -221,7 +244,13 @@ class Aclnn:
             self.free(workspace)
 
     def _numeric(self, job: Job, problem: Problem) -> Outcome:
-        arguments = arguments_of(problem.case, arrays_of(problem))
+        hosts = arrays_of(problem)
+        if job.variant == _GAPS:
+            hosts |= {role: strided(hosts[role], 3) for role in problem.wanted}
+        if job.variant == _UNWANTED:
+            unmasked = dataclasses.replace(problem.case, mask=())
+            hosts = arrays_of(make_problem(unmasked, job.dtype)) | hosts
+        arguments = arguments_of(problem.case, hosts)
         placed = self.place(arguments)
         roles = {one.name: one.role for one in arguments if one.name in placed}
         results = {role: placed[name] for name, role in roles.items() if role in problem.wanted}
@@ -229,12 +258,13 @@ class Aclnn:
         for turn in range(3):
             for memory in results.values() if turn else ():
                 memory.refill()
-            with self.prepared(arguments, placed) as values:
+            at_offset = job.variant == _OFFSET
+            with self.prepared(arguments, placed, at_offset=at_offset) as values:
                 self.compute(problem.case.op, values)
             runs.append({role: memory.read() for role, memory in results.items()})
         stray = [roles[name] for name, memory in placed.items() if memory.stray()]
-        operands = [name for name, role in roles.items() if role not in problem.wanted]
-        changed = [roles[name] for name in operands if placed[name].touched()]
+        others = [name for name, role in roles.items() if role not in problem.wanted]
+        changed = [roles[name] for name in others if placed[name].touched()]
         for memory in placed.values():
             memory.free()
         return concluded(job, problem, runs, stray, changed)

@@ -54,6 +54,9 @@ def check(library: "Aclnn", op: Op, call: str, blank: Outcome) -> Outcome:
             note = "workspaceSize or executor was written"
         elif not library.message():
             note = "aclGetRecentErrMsg has no words for it"
+        written = [name for name, memory in placed.items() if memory.touched()]
+        if written:
+            note = f"stage 1 wrote to {', '.join(written)}"
     for memory in placed.values():
         memory.free()
     return answered(blank, code, want, note)

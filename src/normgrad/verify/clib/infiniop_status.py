@@ -63,8 +63,8 @@ def _create_with(
     return check
 
 
-def _compute_without(missing: str | None) -> Check:
-    """A compute call with one pointer null, or with no descriptor."""
+def _compute(*, missing: str | None = None, short: bool = False) -> Check:
+    """A compute call without a pointer, a descriptor ("desc") or its workspace: nothing changes."""
 
     def check(library: "Infiniop", blank: Outcome) -> Outcome:
         tensors = _usual()
@@ -72,28 +72,31 @@ def _compute_without(missing: str | None) -> Check:
         with library.operator([tensors[role] for role in ROLES]) as operator:
             needed = ctypes.c_size_t()
             library.workspace_size(operator, ctypes.addressof(needed))
-            workspace = library.runtime.malloc(needed.value) if needed.value else None
+            size = 0 if short else needed.value
+            workspace = library.runtime.malloc(size) if size else None
             addresses = [None if role == missing else placed[role].address for role in ROLES]
-            code = library.compute(
-                operator if missing else None, workspace, needed.value, *addresses, None
-            )
+            desc = None if missing == "desc" else operator
+            code = library.compute(desc, workspace, size, *addresses, None)
             if workspace is not None:
                 library.runtime.free(workspace)
-        return answered(blank, code, BAD_PARAM)
+        want = BAD_PARAM
+        if short:  # without need of a workspace none can be too small
+            want = SMALL_WORKSPACE if needed.value else SUCCESS
+        words = zip(placed.values(), WORDS, strict=True)
+        written = [word for memory, word in words if memory.touched()]
+        for memory in placed.values():
+            memory.free()
+        note = f"it wrote to {', '.join(written)}" if code != SUCCESS and written else ""
+        return answered(blank, code, want, note)
 
     return check
 
 
-def _small_workspace(library: "Infiniop", blank: Outcome) -> Outcome:
+def _size_nowhere(library: "Infiniop", blank: Outcome) -> Outcome:
     tensors = _usual()
-    placed = {role: Placed(library.runtime, nan_like(tensors[role])) for role in ROLES}
     with library.operator([tensors[role] for role in ROLES]) as operator:
-        needed = ctypes.c_size_t()
-        library.workspace_size(operator, ctypes.addressof(needed))
-        addresses = [placed[role].address for role in ROLES]
-        code = library.compute(operator, None, 0, *addresses, None)
-    # Without need of a workspace none can be too small.
-    return answered(blank, code, SMALL_WORKSPACE if needed.value else SUCCESS)
+        code = int(library.workspace_size(operator, None))
+    return answered(blank, code, BAD_PARAM)
 
 
 def _simple(call: Callable[["Infiniop"], int], want: int) -> Check:
@@ -114,13 +117,24 @@ def _calls() -> dict[str, Check]:
             lambda library: int(library.workspace_size(None, None)), BAD_PARAM
         ),
         "destroy: null": _simple(lambda library: int(library.destroy(None)), SUCCESS),
-        "compute: null descriptor": _compute_without(None),
-        "compute: workspace too small": _small_workspace,
+        "workspace size: null target": _size_nowhere,
+        "compute: null descriptor": _compute(missing="desc"),
+        "compute: workspace too small": _compute(short=True),
+        # The order of the checks: nulls, types, shapes, strides.
+        "create: null input, weight of type F64": _create_with(
+            {"x": None, "gamma": usual["gamma"]._replace(dtype="float64")}, BAD_PARAM
+        ),
+        "create: weight too short and of type F64": _create_with(
+            {"gamma": short._replace(dtype="float64")}, BAD_DTYPE
+        ),
+        "create: weight too short, input not contiguous": _create_with(
+            {"gamma": short, "x": TensorSpec((2, 3, 4), (24, 8, 2), "float32")}, BAD_SHAPE
+        ),
     }
     for role, word in zip(ROLES, WORDS, strict=True):
         tensor = usual[role]
         made[f"create: null {word}"] = _create_with({role: None}, BAD_PARAM)
-        made[f"compute: null {word}"] = _compute_without(role)
+        made[f"compute: null {word}"] = _compute(missing=role)
         double = tensor._replace(dtype="float64")
         made[f"create: {word} of type F64"] = _create_with({role: double}, BAD_DTYPE)
         half = tensor._replace(dtype="float16")

@@ -28,7 +28,8 @@ def numeric(case: Case, dtype: str, who: str, variant: str = "") -> Job:
     """A case to be computed."""
     blank = blank_outcome(case, dtype, who)
     if variant:
-        blank = replace(blank, case=f"{case.id}, {variant}", kind="strides")
+        kind = blank.kind if case.mask else "strides"
+        blank = replace(blank, case=f"{case.id}, {variant}", kind=kind)
     return Job(blank, case, dtype, variant)
 
 
@@ -72,7 +73,12 @@ def concluded(
     seen = same if len(runs) > 1 else None
     found = replace(job.blank.judged(judge(problem, results)), deterministic=seen)
     faults = [f"it wrote outside {role}" for role in stray]
-    faults += [f"it changed its operand {role}" for role in changed]
+    faults += [
+        f"it changed its operand {role}"
+        if role in problem.given
+        else f"it wrote to {role}, which nobody asked for"
+        for role in changed
+    ]
     if not same:
         faults.append(f"other bits in {len(runs)} runs")
     if not faults:

@@ -110,10 +110,11 @@ class Placed:
 
 
 def strided(host: HostArray, step: int) -> HostArray:
-    """The same vector with gaps between its elements."""
-    wide = np.zeros(host.array.size * step, host.array.dtype)
-    wide[::step] = host.array
-    return HostArray(wide[::step], host.dtype)
+    """The same array with gaps between the elements of its last axis."""
+    *rows, columns = host.array.shape
+    view = np.zeros((*rows, columns * step), host.array.dtype)[..., ::step]
+    view[...] = host.array
+    return HostArray(view, host.dtype)
 
 
 def nan_like(tensor: TensorSpec) -> HostArray:

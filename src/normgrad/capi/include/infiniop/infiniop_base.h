@@ -19,6 +19,7 @@ struct InfiniopDescriptor {
 };
 struct InfiniopTensorDescriptor;
 
+typedef infiniStatus_t infiniopStatus_t; /* what the published destroy function returns */
 typedef struct InfiniopHandle* infiniopHandle_t;
 typedef struct InfiniopTensorDescriptor* infiniopTensorDescriptor_t;
 
