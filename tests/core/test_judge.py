@@ -179,6 +179,18 @@ def test_without_a_finite_budget_nothing_passes():
     assert not judged([1.0], [1.0], budget=np.nan).ok
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["batch_norm", "batch_norm_reduce"])
+def test_sums_of_no_terms_may_have_any_statistics(name, bad):
+    """Those of an empty batch are nan, and 0 is its right answer."""
+    case = verify.Case(id="empty", op=Op(name), shape=(0, 4, 3))
+    problem = verify.make_problem(case, "float32")
+    for role in ("mean", "rstd"):
+        problem.operands[role].array[...] = bad
+    for measured in verify.judge(problem, verify.run_backend(problem, "reference")):
+        assert measured.ok, measured
+
+
 def test_nothing_to_compare_is_right():
     assert judged(np.empty((0, 3)), np.empty((0, 3))).ok
 

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
-from normgrad import functional
+from normgrad import functional, verify
 from normgrad.backends.cpu import sizes
+from normgrad.cli.plan import spec_of
+from normgrad.plan import make_plan
+from normgrad.spec import Op
 
 pytest.importorskip("numba")
 SOME = (1, 2, 3, 4, 5, 7)
@@ -106,7 +109,11 @@ def test_layouts_of_slices(shape, layout):
 
 def test_more_groups_than_units_are_split_for():
     """Slabs are taken whole where there are many, and in pieces where there are few."""
-    x, dy = (numbers(9, 4, 40000, seed=seed) for seed in (1, 2))
+    for samples, phase in ((9, "slabs"), (1, "units_in")):
+        case = verify.Case(id="", op=Op.GROUP_NORM, shape=(samples, 4, 70000), num_groups=4)
+        plan = make_plan(spec_of(case, "float32"), "cpu")
+        assert plan.config.phases[0].split()[0] == phase
+    x, dy = (numbers(9, 4, 70000, seed=seed) for seed in (1, 2))
     mean, rstd, gamma = numbers(9, 4), np.abs(numbers(9, 4)), numbers(4)
 
     def gradient(some):

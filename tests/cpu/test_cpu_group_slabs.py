@@ -12,13 +12,14 @@ from normgrad.spec import Op
 
 pytest.importorskip("numba")
 
-# Channels by the dozen in a unit and fewer in the last one; whole slabs of short and longer
-# channels; parts of a channel; with dx past the cache.
+# Channels by the dozen in a unit and fewer in the last one; whole slabs of short, longer and very
+# long channels, which are summed in parts; parts of a channel; with dx past the cache.
 SHAPES = {
     (2, 70, 33, 31): "units_in",
     (1, 131, 5, 101): "units_in",
     (9, 41, 41, 40): "slabs",
     (40, 7, 13, 5): "slabs",
+    (9, 1, 190, 190): "slabs",
     (1, 3, 190, 190): "units_in",
     (3, 90, 115, 115): "units_in",
 }

@@ -47,6 +47,22 @@ def test_only_the_tensor_that_lies_differently_is_copied():
     assert _config(_batch_spec(samples)).copied == ()
 
 
+@pytest.mark.parametrize("columns", [402, 403], ids=["one run", "rows"])
+def test_copies_of_several_tasks(columns):
+    """The last of them has less than the others, into the workspace and out of it."""
+    numbers = np.random.default_rng(3).standard_normal((3, 6, 100, columns)).astype(np.float32)
+    dy, x, dx = numbers[..., ::2]
+    functional.batch_norm_backward(
+        dy, x, output_mask=(True, False, False), out=(dx, None, None), backend="cpu"
+    )
+    want = functional.batch_norm_backward(dy, x, backend="reference").grad_input
+    np.testing.assert_allclose(dx, want, rtol=1e-5, atol=1e-4)
+    tensor = TensorSpec(x.shape, tuple(step // 4 for step in x.strides), "float32")
+    config = _config(Spec(op=Op.BATCH_NORM, dy=tensor, x=tensor, dx=tensor))
+    assert config.copied == ("dy", "x", "dx")
+    assert config.phases.count("copies x 8") == 3
+
+
 def test_a_mask_leaves_phases_out():
     last = TensorSpec((8, 64, 16, 16), (16384, 1, 1024, 64), "float32")
 

@@ -99,7 +99,8 @@ def _errors(spec: Spec, geometry: Geometry, operands: dict[str, Array]) -> dict[
         return {
             "sum_dy": in_sum * plain,
             "sum_dy_xmu": (in_sum + 2) * xmu,
-            "dgamma": (in_sum + 3) * xmu * rstd,
+            # Without data the truth is 0 whatever the statistics, and 0 * nan is no budget.
+            "dgamma": (in_sum + 3) * (xmu * rstd if geometry.size else xmu),
             "dbeta": in_sum * plain,
         }
     xhat = distance * rstd

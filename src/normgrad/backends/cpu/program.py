@@ -233,9 +233,12 @@ class Program:
         here = (place, CODES[dtype], ITEMSIZE[dtype])
         is_result = role in self.spec.results
         source, target = (here, there) if is_result else (there, here)
-        count = tensor.size // axes[-1][0] if tensor.size else 0
-        per_task = max(1, sizes.TASK_ELEMENTS // 2 // max(axes[-1][0], 1))
-        block = [*source[:2], *target[:2], len(axes), count, per_task, 0]
+        # Long runs are cut: without gaps a tensor is a single one, and there are other threads.
+        length = max(axes[-1][0], 1)
+        piece = min(length, sizes.TASK_ELEMENTS // 2)
+        count = tensor.size // length * ceil_div(length, piece)
+        per_task = sizes.TASK_ELEMENTS // 2 // piece
+        block = [*source[:2], *target[:2], len(axes), count, per_task, piece]
         for size, outside, inside in axes:
             steps = (outside * there[2], inside * here[2])
             block += [size, *(reversed(steps) if is_result else steps)]
@@ -248,8 +251,8 @@ class Program:
             self._copy_phase(at)
 
     def _copy_phase(self, at: int) -> None:
-        per_task = self.params[at + slots.COPY_ROWS_PER_TASK]
-        count = ceil_div(self.params[at + slots.COPY_ROWS], per_task)
+        per_task = self.params[at + slots.COPY_RUNS_PER_TASK]
+        count = ceil_div(self.params[at + slots.COPY_RUNS], per_task)
         self.phase("copies", count, argument=at)
 
     def join_samples(self) -> None:

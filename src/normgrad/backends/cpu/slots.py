@@ -96,8 +96,9 @@ COPY_FROM_CODE: Final = 1
 COPY_TO: Final = 2
 COPY_TO_CODE: Final = 3
 COPY_RANK: Final = 4
-COPY_ROWS: Final = 5  # the product of all sizes but the last
-COPY_ROWS_PER_TASK: Final = 6
+COPY_RUNS: Final = 5  # the product of all sizes but the last, times the pieces of the last
+COPY_RUNS_PER_TASK: Final = 6
+COPY_PIECE: Final = 7  # elements of a run
 COPY_AXES: Final = 8  # size, stride there, stride here for each axis
 PER_COPY: Final = COPY_AXES + 3 * 8
 

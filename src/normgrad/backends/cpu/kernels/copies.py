@@ -32,19 +32,23 @@ def copy_run(source, source_step, source_code, target, target_step, target_code,
 
 
 def copies():
-    """The task that copies some rows of a description in the parameter block."""
+    """The task that copies some runs of a description in the parameter block."""
 
     def copies_task(params, addresses, workspace, copy, index, after):
         rank = params[copy + slots.COPY_RANK]
-        per_task = params[copy + slots.COPY_ROWS_PER_TASK]
+        per_task = params[copy + slots.COPY_RUNS_PER_TASK]
+        piece = params[copy + slots.COPY_PIECE]
         first = index * per_task
         start = place(params, addresses, workspace, copy + slots.COPY_FROM)
         end = place(params, addresses, workspace, copy + slots.COPY_TO)
         inner = copy + slots.COPY_AXES + 3 * (rank - 1)
-        for row in range(first, min(first + per_task, params[copy + slots.COPY_ROWS])):
-            source = start
-            target = end
-            rest = row
+        length = params[inner]
+        pieces = -(-length // piece)
+        for run in range(first, min(first + per_task, params[copy + slots.COPY_RUNS])):
+            rest = run // pieces
+            begin = (run - rest * pieces) * piece
+            source = start + begin * params[inner + 1]
+            target = end + begin * params[inner + 2]
             for back in range(2, rank + 1):
                 axis = copy + slots.COPY_AXES + 3 * (rank - back)
                 size = params[axis]
@@ -59,7 +63,7 @@ def copies():
                 target,
                 params[inner + 2],
                 params[copy + slots.COPY_TO_CODE],
-                params[inner],
+                min(piece, length - begin),
             )
         return 0
 
