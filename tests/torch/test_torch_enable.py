@@ -53,6 +53,28 @@ def test_gradients_are_torchs(kind, dtype, fast_backend):
     assert report.calls("torch") == 0
 
 
+FUNCTIONS = {
+    "batch": lambda x, bias: nn.functional.batch_norm(x, None, None, None, bias, True),
+    "batch-inference": lambda x, bias: nn.functional.batch_norm(
+        x, torch.zeros(4), torch.ones(4), None, bias
+    ),
+    "instance": lambda x, bias: nn.functional.instance_norm(x, bias=bias),
+    "group": lambda x, bias: nn.functional.group_norm(x, 2, None, bias),
+    "layer": lambda x, bias: nn.functional.layer_norm(x, (4,), None, bias),
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_a_bias_in_float32_without_a_weight(kind, fast_backend):
+    """Torch's gradient of it is in float32, where torch has one: in 16 bits this is infinite."""
+    x = torch.randn(3, 4, 4).half().requires_grad_()
+    bias = torch.zeros(4, requires_grad=True)
+    with ours.enable(backend=fast_backend):
+        FUNCTIONS[kind](x, bias).backward(torch.full((3, 4, 4), 3e4, dtype=torch.float16))
+    assert ours.report().calls("torch") == 0
+    assert_near(bias.grad, torch.full((4,), 12 * 3e4, dtype=torch.float64))
+
+
 def _views(shape):
     """Data of this shape with its axes in every order, with gaps, and expanded."""
     for order in itertools.permutations(range(len(shape))):

@@ -145,6 +145,19 @@ def test_parameters_in_float32_and_data_in_16_bits(case, dtype):
 
 
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("case", ["bn2d", "ln", "gn", "in1d"])
+def test_a_bias_in_float32_without_a_weight(case, training):
+    """Its gradient is not rounded to the data's 16 bits, in which this one is infinite."""
+    name, args, options, shape = MODULES[case]
+    module = getattr(ours, name)(*args, **options).train(training)
+    module.weight = None
+    x, _ = off_centre(shape, torch.float16)
+    module(x.requires_grad_()).backward(torch.full(shape, 3e4, dtype=torch.float16))
+    axes = [axis for axis in range(x.dim()) if axis != (x.dim() - 1 if case == "ln" else 1)]
+    assert_near(module.bias.grad, torch.full(shape, 3e4, dtype=torch.float64).sum(axes))
+
+
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("case", ["bn2d", "bn2d-no-affine", "ln", "ln-no-bias", "gn", "in2d"])
 def test_parameters_in_the_other_16_bits_are_refused(case, training):
     name, args, options, shape = MODULES[case]

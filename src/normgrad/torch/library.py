@@ -160,6 +160,23 @@ def on_own_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+def note_lone_bias(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    """For ``weight_for_type``: a bias without a weight, in another type than the data's."""
+    ctx.lone_bias = None
+    if weight is None and bias is not None and bias.dtype != x.dtype:
+        ctx.lone_bias = bias.dtype
+
+
+def weight_for_type(
+    ctx: Any, x: Tensor, weight: Tensor | None, shape: Sequence[int]
+) -> Tensor | None:
+    """A weight of ones for a lone bias: the bias's gradient has the type of the weight.
+
+    In the type of 16-bit data it would be rounded, or overflow.
+    """
+    return weight if ctx.lone_bias is None else x.new_ones(tuple(shape), dtype=ctx.lone_bias)
+
+
 def require(condition: bool | torch.SymBool, words: str) -> None:
     """Raise an error with these words if it does not hold, or will not where sizes are symbols."""
     torch._check(condition, lambda: words)
