@@ -145,8 +145,10 @@ def _as_read(buffer: Tensor | None, input: Tensor) -> Tensor | None:
     if buffer is None:
         return None
     dtype = input.dtype if buffer.dtype == input.dtype else statistics_dtype(input.dtype)
-    # Copies, as in torch: training may go on before backward.
-    return buffer.to(dtype, copy=torch.is_grad_enabled())
+    # Copies, as in torch: training may go on before backward. A trace has them with and without
+    # grad, or torch.jit.trace's check, which makes a second one without, finds that they differ.
+    tracing = torch._C._get_tracing_state() is not None
+    return buffer.to(dtype, copy=torch.is_grad_enabled() or tracing)
 
 
 def _track_instances(module: _InstanceNorm, input: Tensor, mean: Tensor) -> None:
