@@ -59,6 +59,15 @@ def test_a_converted_model_is_traced_symbolically():
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize(("name", "args"), [("LayerNorm", (6,)), ("GroupNorm", (2, 6))])
+def test_a_module_alone_is_traced_symbolically(name, args):
+    """Torch's others look at shapes and are not."""
+    x = torch.randn(3, 6)
+    for where in (ours, nn):
+        module = getattr(where, name)(*args)
+        torch.testing.assert_close(torch.fx.symbolic_trace(module)(x), module(x))
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_a_converted_model_is_traced_by_example(training):

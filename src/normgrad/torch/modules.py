@@ -99,15 +99,15 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over each sample's groups of channels."""
-        return group_norm(self, input)
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
-def group_norm(module: nn.GroupNorm, input: Tensor) -> Tensor:
-    """The forward pass of group norm."""
-    _check_enough(input, module.num_groups)  # torch's words, also where it does not train
-    y: Tensor = torch.ops.normgrad.group_norm.default(
-        input, module.weight, module.bias, module.num_groups, module.eps
-    )[0]
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """The forward pass of group norm; not of a module, which torch.fx may be tracing itself."""
+    _check_enough(input, num_groups)  # torch's words, also where it does not train
+    y: Tensor = torch.ops.normgrad.group_norm.default(input, weight, bias, num_groups, eps)[0]
     return y
 
 
