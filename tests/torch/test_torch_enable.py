@@ -112,6 +112,23 @@ def test_gradients_are_laid_out_as_torchs(shape, fast_backend):
     assert ours.report().calls("torch") == 0
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_one_image_with_its_channels_last(training, fast_backend):
+    """Whose batch axis has a stride that no batch has; torch takes some for contiguous."""
+    image, module = torch.randn(5, 7, 3), nn.BatchNorm2d(3).train(training)
+    x = image.permute(2, 0, 1)[None]
+    dy = torch.randn(x.shape)
+    exact = x.double().contiguous().requires_grad_()
+    nn.BatchNorm2d(3).double().train(training)(exact).backward(dy.double())
+    for layout in (torch.contiguous_format, torch.channels_last):
+        leaf = x.detach().requires_grad_()
+        y = module(leaf)
+        with ours.enable(backend=fast_backend):
+            (got,) = torch.autograd.grad(y, leaf, dy.contiguous(memory_format=layout))
+        assert_near(got, exact.grad)
+        assert got.squeeze().stride() == x.squeeze().stride()
+
+
 def test_the_default_is_the_fast_backend_and_torch_takes_what_it_refuses():
     with ours.enable():
         _grads(nn.LayerNorm(4), torch.randn(3, 4), torch.randn(3, 4))
