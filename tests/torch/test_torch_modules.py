@@ -145,16 +145,18 @@ def test_parameters_in_float32_and_data_in_16_bits(case, dtype):
 
 
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("case", ["bn2d", "ln", "gn", "in1d"])
-def test_a_bias_in_float32_without_a_weight(case, training):
+def test_a_bias_in_float32_with_a_weight_in_16_bits_or_none(case, weighted, training):
     """Its gradient is not rounded to the data's 16 bits, in which this one is infinite."""
     name, args, options, shape = MODULES[case]
     module = getattr(ours, name)(*args, **options).train(training)
-    module.weight = None
+    module.weight = nn.Parameter(module.weight.detach().half()) if weighted else None
     x, _ = off_centre(shape, torch.float16)
     module(x.requires_grad_()).backward(torch.full(shape, 3e4, dtype=torch.float16))
     axes = [axis for axis in range(x.dim()) if axis != (x.dim() - 1 if case == "ln" else 1)]
     assert_near(module.bias.grad, torch.full(shape, 3e4, dtype=torch.float64).sum(axes))
+    assert not weighted or module.weight.grad.dtype == torch.float16
 
 
 @pytest.mark.parametrize("training", [True, False])

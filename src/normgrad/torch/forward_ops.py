@@ -26,10 +26,10 @@ from normgrad.torch.library import (
     differentiable,
     few_axes,
     memory_format,
-    note_lone_bias,
+    note_bias_type,
     require,
     statistics_dtype,
-    weight_for_type,
+    weight_like_bias,
 )
 from normgrad.validate import MAX_RANK
 
@@ -93,7 +93,7 @@ def _fake_group(
 def _setup(
     ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *saved: Tensor | None
 ) -> None:
-    note_lone_bias(ctx, x, weight, bias)
+    note_bias_type(ctx, x, bias)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, weight, *saved)
 
@@ -112,7 +112,7 @@ def _backward_batch(
     ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
 ) -> tuple[Any, ...]:
     x, weight, running_mean, running_var, mean, rstd = ctx.saved_tensors
-    weight = weight_for_type(ctx, x, weight, x.shape[1:2])
+    weight = weight_like_bias(ctx, x, weight, x.shape[1:2])
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = ctx.needs_input_grad[:3]
@@ -136,7 +136,7 @@ def _backward_layer(
     ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
 ) -> tuple[Any, ...]:
     x, weight, bias, mean, rstd = ctx.saved_tensors
-    weight = weight_for_type(ctx, x, weight, ctx.shape)
+    weight = weight_like_bias(ctx, x, weight, ctx.shape)
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = [ctx.needs_input_grad[index] for index in (0, 2, 3)]
@@ -187,7 +187,7 @@ def _backward_group(
     ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
 ) -> tuple[Any, ...]:
     x, weight, mean, rstd = ctx.saved_tensors
-    weight = weight_for_type(ctx, x, weight, x.shape[1:2])
+    weight = weight_like_bias(ctx, x, weight, x.shape[1:2])
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = ctx.needs_input_grad[:3]

@@ -160,21 +160,23 @@ def on_own_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def note_lone_bias(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
-    """For ``weight_for_type``: a bias without a weight, in another type than the data's."""
-    ctx.lone_bias = None
-    if weight is None and bias is not None and bias.dtype != x.dtype:
-        ctx.lone_bias = bias.dtype
+def note_bias_type(ctx: Any, x: Tensor, bias: Tensor | None) -> None:
+    """For ``weight_like_bias``: a bias in another type than the data's, which is a wider one."""
+    ctx.bias_type = None if bias is None or bias.dtype == x.dtype else bias.dtype
 
 
-def weight_for_type(
+def weight_like_bias(
     ctx: Any, x: Tensor, weight: Tensor | None, shape: Sequence[int]
 ) -> Tensor | None:
-    """A weight of ones for a lone bias: the bias's gradient has the type of the weight.
+    """The weight in the type of a wide bias, ones where there is none.
 
-    In the type of 16-bit data it would be rounded, or overflow.
+    The gradients of both have the weight's type: in 16 bits the bias's would be rounded, or
+    overflow.
     """
-    return weight if ctx.lone_bias is None else x.new_ones(tuple(shape), dtype=ctx.lone_bias)
+    dtype: torch.dtype | None = ctx.bias_type
+    if dtype is None or (weight is not None and weight.dtype == dtype):
+        return weight
+    return x.new_ones(tuple(shape), dtype=dtype) if weight is None else weight.to(dtype)
 
 
 def require(condition: bool | torch.SymBool, words: str) -> None:

@@ -23,9 +23,9 @@ from normgrad.torch.library import (
     empty_gradients,
     few_axes,
     memory_format,
-    note_lone_bias,
+    note_bias_type,
     statistics_dtype,
-    weight_for_type,
+    weight_like_bias,
 )
 
 _FORWARD = (
@@ -143,7 +143,7 @@ def _fake_backward(dy: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Five) -> None:
     x, weight, bias, _, ctx.group = inputs
-    note_lone_bias(ctx, x, weight, bias)
+    note_bias_type(ctx, x, bias)
     _, mean, invstd, variance, count = output
     ctx.mark_non_differentiable(mean, invstd, variance, count)
     ctx.set_materialize_grads(False)
@@ -152,7 +152,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Five) -> None:
 
 def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
     x, weight, mean, invstd, count = ctx.saved_tensors
-    weight = weight_for_type(ctx, x, weight, x.shape[1:2])
+    weight = weight_like_bias(ctx, x, weight, x.shape[1:2])
     if dy is None:  # other ranks wait for this one's sums
         dy = torch.zeros_like(x)
     grads = torch.ops.normgrad.sync_batch_norm_backward.default(
