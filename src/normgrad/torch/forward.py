@@ -136,6 +136,9 @@ def check_vectors(x: Tensor, **vectors: Tensor | None) -> None:
 
 def check_types(x: Tensor, **parameters: Tensor | None) -> None:
     """Parameters have the type of the data or, for 16-bit data, float32, as torch's kernels ask."""
+    if x.dtype not in (*NARROW, torch.float32, torch.float64):
+        msg = f"input should have a floating type of 16, 32 or 64 bits, not {x.dtype}"
+        raise RuntimeError(msg)
     taken = (x.dtype, statistics_dtype(x.dtype))
     for name, one in parameters.items():
         if one is not None and one.dtype not in taken:

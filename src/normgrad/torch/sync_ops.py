@@ -55,7 +55,9 @@ def _sync_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: str
 ) -> Five:
     """Returns y, then mean, invstd, variance and count of the batch of all ranks."""
-    check_types(x, weight=weight, bias=bias)  # a kernel would after the collective, and on data
+    # A kernel would say so after the collective, and to ranks with data alone.
+    check_vectors(x, weight=weight, bias=bias)
+    check_types(x, weight=weight, bias=bias)
     channels = x.shape[1]
     process_group = group_of(group)
     x = x.contiguous(memory_format=memory_format(x))
