@@ -364,6 +364,14 @@ def test_a_batch_of_nothing():
     assert torch.equal(module.running_var, torch.ones(4))
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(0, 5), (2, 5, 0)])
+def test_a_batch_of_nothing_in_another_number_of_channels(shape, training):
+    """Refused where it is met, as one with data: the backward pass could not take it."""
+    with pytest.raises(RuntimeError, match="weight should contain 5 elements not 4"):
+        ours.BatchNorm1d(4).train(training)(torch.randn(shape))
+
+
 @pytest.mark.parametrize("shape", [(0, 4, 3, 3), (2, 4, 0, 3)])
 def test_instance_norm_of_nothing(shape):
     module = ours.InstanceNorm2d(4, affine=True, track_running_stats=True)

@@ -64,6 +64,8 @@ def _batch_norm(
     eps: float,
 ) -> Normalized:
     if not x.numel():  # torch's kernels update the buffers with nan
+        vectors = {"weight": weight, "bias": bias}
+        check_vectors(x, **vectors, running_mean=running_mean, running_var=running_var)
         return torch.empty_like(x), *_zeros(x, x.shape[1] if training else 0)
     # Torch's own choice between its kernels and cuDNN's: the same numbers as torch.nn.
     y, mean, rstd, *_ = torch._batch_norm_impl_index(
