@@ -110,7 +110,11 @@ def normalize_groups(
         return _normalize_groups_wide(x.contiguous(), weight, bias, groups, eps)
     if x.dtype in NARROW:
         weight, bias = _wide_parameters(x, x.shape[1:2], weight, bias)
-    x = x.contiguous(memory_format=group_format(x))
+    y_format = group_format(x)
+    # Torch's kernel for channels-last data takes the mean of the squares less the square of the
+    # mean for the variance: with mean 1000 and deviation 1 nothing is left of it in float32. Its
+    # instance norm, a group for each channel here, goes another way.
+    x = x.contiguous() if groups == channels else x.contiguous(memory_format=y_format)
     # Torch 2.13's kernel reads a strided parameter as if it were dense.
     weight, bias = (None if one is None else one.contiguous() for one in (weight, bias))
     y, mean, rstd = torch.native_group_norm(
@@ -118,7 +122,7 @@ def normalize_groups(
     )
     if not x.numel():  # torch's are nan: so would be the parameters' gradients
         return y, torch.zeros_like(mean), torch.zeros_like(rstd)
-    return y, mean, rstd
+    return y.contiguous(memory_format=y_format), mean, rstd
 
 
 def check_channels(x: Tensor) -> None:
