@@ -6,4 +6,6 @@ import torch
 
 from normgrad.dispatch import compute
 
-compute_outside: Final[Any] = torch.compiler.disable(compute)
+# With fullgraph=True a break is an error, and this a part of its message.
+_REASON = "only torch.ops.normgrad and the modules of normgrad.torch stay in a whole graph"
+compute_outside: Final[Any] = torch.compiler.disable(compute, reason=_REASON)

@@ -151,10 +151,14 @@ def training_between_inference_and_its_backward(rank):
 
 
 def refusals_come_before_the_collective(rank):
-    """On a rank without data too: one channel for the buffers of four, no eps, other types."""
+    """On a rank without data too: other numbers of channels, no eps, other types."""
     layer = ours.SyncBatchNorm(4, affine=False)
     with pytest.raises(RuntimeError, match="running_mean should contain 1 elements not 4"):
         layer(torch.randn(3 - 3 * rank, 1))
+    with pytest.raises(RuntimeError, match="weight should contain 3 elements not 4"):
+        ours.SyncBatchNorm(4, track_running_stats=False)(torch.randn(3 - 3 * rank, 3))
+    with pytest.raises(RuntimeError, match="input should have a floating type of 16, 32 or 64"):
+        layer(torch.ones(3 - 3 * rank, 4, dtype=torch.int64))
     layer.eps = 0.0
     with pytest.raises(ValueError, match="eps must be above 0 where a batch has its own"):
         layer(torch.randn(3 - 3 * rank, 4))

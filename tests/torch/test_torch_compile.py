@@ -161,3 +161,14 @@ def test_the_functional_api_is_one_break_in_a_graph():
     got = torch.compile(around, backend=counter)(x)
     assert torch.equal(got, around(x))
     assert counter.frame_count == 2  # before and after
+
+
+def test_a_whole_graph_with_the_functional_api_is_refused_with_the_way_out():
+    x, mean, rstd = torch.randn(4, 8), torch.zeros(4), torch.ones(4)
+
+    def function(x):
+        return normgrad.layer_norm_backward(x, x, 8, mean, rstd).grad_input
+
+    run = torch.compile(function, backend="aot_eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"only torch\.ops\.normgrad and"):
+        run(x)

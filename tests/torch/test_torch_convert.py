@@ -59,6 +59,30 @@ def test_a_converted_model_is_traced_symbolically():
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize(("name", "args"), [("LayerNorm", (6,)), ("GroupNorm", (2, 6))])
+def test_a_module_alone_is_traced_symbolically(name, args):
+    """Torch's others look at shapes and are not."""
+    x = torch.randn(3, 6)
+    for where in (ours, nn):
+        module = getattr(where, name)(*args)
+        torch.testing.assert_close(torch.fx.symbolic_trace(module)(x), module(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_converted_model_is_traced_by_example(training):
+    """With torch's check, a second trace without grad that must be the same."""
+    tracking = nn.InstanceNorm2d(8, affine=True, track_running_stats=True)
+    model = ours.convert(nn.Sequential(tracking, *_model()[1:])).train(training)
+    twin = copy.deepcopy(model)
+    traced = torch.jit.trace(model, torch.randn(4, 8, 6, 6))
+    model.load_state_dict(twin.state_dict())
+    x = torch.randn(4, 8, 6, 6)
+    torch.testing.assert_close(traced(x), twin(x))
+    for one, other in zip(model.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_convert_leaves_subclasses_alone():
     class Special(nn.LayerNorm):
         pass

@@ -53,6 +53,28 @@ def test_gradients_are_torchs(kind, dtype, fast_backend):
     assert report.calls("torch") == 0
 
 
+FUNCTIONS = {
+    "batch": lambda x, bias: nn.functional.batch_norm(x, None, None, None, bias, True),
+    "batch-inference": lambda x, bias: nn.functional.batch_norm(
+        x, torch.zeros(4), torch.ones(4), None, bias
+    ),
+    "instance": lambda x, bias: nn.functional.instance_norm(x, bias=bias),
+    "group": lambda x, bias: nn.functional.group_norm(x, 2, None, bias),
+    "layer": lambda x, bias: nn.functional.layer_norm(x, (4,), None, bias),
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_a_bias_in_float32_without_a_weight(kind, fast_backend):
+    """Torch's gradient of it is in float32, where torch has one: in 16 bits this is infinite."""
+    x = torch.randn(3, 4, 4).half().requires_grad_()
+    bias = torch.zeros(4, requires_grad=True)
+    with ours.enable(backend=fast_backend):
+        FUNCTIONS[kind](x, bias).backward(torch.full((3, 4, 4), 3e4, dtype=torch.float16))
+    assert ours.report().calls("torch") == 0
+    assert_near(bias.grad, torch.full((4,), 12 * 3e4, dtype=torch.float64))
+
+
 def _views(shape):
     """Data of this shape with its axes in every order, with gaps, and expanded."""
     for order in itertools.permutations(range(len(shape))):
@@ -88,6 +110,23 @@ def test_gradients_are_laid_out_as_torchs(shape, fast_backend):
             assert got.squeeze().stride() == layout.squeeze().stride(), (name, x.stride())
             assert_near(got, want.double())  # torch's numbers are not right for all layouts
     assert ours.report().calls("torch") == 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_one_image_with_its_channels_last(training, fast_backend):
+    """Whose batch axis has a stride that no batch has; torch takes some for contiguous."""
+    image, module = torch.randn(5, 7, 3), nn.BatchNorm2d(3).train(training)
+    x = image.permute(2, 0, 1)[None]
+    dy = torch.randn(x.shape)
+    exact = x.double().contiguous().requires_grad_()
+    nn.BatchNorm2d(3).double().train(training)(exact).backward(dy.double())
+    for layout in (torch.contiguous_format, torch.channels_last):
+        leaf = x.detach().requires_grad_()
+        y = module(leaf)
+        with ours.enable(backend=fast_backend):
+            (got,) = torch.autograd.grad(y, leaf, dy.contiguous(memory_format=layout))
+        assert_near(got, exact.grad)
+        assert got.squeeze().stride() == x.squeeze().stride()
 
 
 def test_the_default_is_the_fast_backend_and_torch_takes_what_it_refuses():

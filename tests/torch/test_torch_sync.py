@@ -103,6 +103,15 @@ def _alone(tmp_path):
     return torch.distributed.group.WORLD.group_name
 
 
+def test_a_bias_in_float32_without_a_weight(tmp_path):
+    """Its gradient is not rounded to the data's 16 bits, in which this one is infinite."""
+    x = torch.randn(4, 3).half().requires_grad_()
+    bias = torch.zeros(3, requires_grad=True)
+    y, *_ = torch.ops.normgrad.sync_batch_norm(x, None, bias, 1e-5, _alone(tmp_path))
+    y.backward(torch.full((4, 3), 3e4, dtype=torch.float16))
+    torch.testing.assert_close(bias.grad, torch.full((3,), 12e4))
+
+
 def test_opcheck_of_the_operators(tmp_path):
     group = _alone(tmp_path)
     x = torch.randn(4, 3, 5, 2).to(memory_format=torch.channels_last).requires_grad_()

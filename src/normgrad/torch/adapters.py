@@ -32,6 +32,14 @@ def _for_torchs_layout(input: Tensor, wanted: torch.memory_format) -> Tensor:
     return input.contiguous(memory_format=wanted)
 
 
+def _parameter_type(weight: Tensor | None, other: Tensor | None) -> torch.dtype | None:
+    """What parameters' gradients are made in where there is no weight: the type of another.
+
+    Torch goes by the statistics, which are float32 beside a float32 bias of 16-bit data.
+    """
+    return None if weight is not None or other is None else other.dtype
+
+
 def native_batch_norm_backward(
     backend: str,
     grad_out: Tensor,
@@ -55,7 +63,8 @@ def native_batch_norm_backward(
     else:
         arrays = (grad_out, x, running_mean, running_var, weight)
         settings = (False, eps, "variance", 1)
-    return compute(Op.BATCH_NORM, arrays, (), settings, output_mask, None, None, backend)
+    wished = _parameter_type(weight, arrays[2])
+    return compute(Op.BATCH_NORM, arrays, (), settings, output_mask, wished, None, backend)
 
 
 def cudnn_batch_norm_backward(
@@ -92,7 +101,8 @@ def native_layer_norm_backward(
     x = input if input.is_contiguous() else _for_torchs_layout(input, torch.contiguous_format)
     arrays = (grad_out, x, mean, rstd, weight)
     settings = (tuple(normalized_shape),)
-    return compute(Op.LAYER_NORM, arrays, (), settings, output_mask, None, None, backend)
+    wished = _parameter_type(weight, bias)
+    return compute(Op.LAYER_NORM, arrays, (), settings, output_mask, wished, None, backend)
 
 
 def native_group_norm_backward(
@@ -115,7 +125,8 @@ def native_group_norm_backward(
         raise ShapeError("input", rule, tuple(shape))
     x = input if input.is_contiguous() else _for_torchs_layout(input, group_format(input))
     arrays = (grad_out, x, mean, rstd, weight)
-    return compute(Op.GROUP_NORM, arrays, (), (group, 1), output_mask, None, None, backend)
+    wished = _parameter_type(weight, mean)
+    return compute(Op.GROUP_NORM, arrays, (), (group, 1), output_mask, wished, None, backend)
 
 
 def batch_norm_backward_reduce(
@@ -132,7 +143,8 @@ def batch_norm_backward_reduce(
     """The first half of synchronized batch norm."""
     arrays = (grad_out, input, mean, invstd, weight)
     mask = (input_g, input_g, weight_g, bias_g)
-    return compute(Op.BATCH_NORM_REDUCE, arrays, (), (1,), mask, None, None, backend)
+    wished = _parameter_type(weight, mean)
+    return compute(Op.BATCH_NORM_REDUCE, arrays, (), (1,), mask, wished, None, backend)
 
 
 def batch_norm_backward_elemt(

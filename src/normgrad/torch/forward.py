@@ -64,6 +64,8 @@ def _batch_norm(
     eps: float,
 ) -> Normalized:
     if not x.numel():  # torch's kernels update the buffers with nan
+        vectors = {"weight": weight, "bias": bias}
+        check_vectors(x, **vectors, running_mean=running_mean, running_var=running_var)
         return torch.empty_like(x), *_zeros(x, x.shape[1] if training else 0)
     # Torch's own choice between its kernels and cuDNN's: the same numbers as torch.nn.
     y, mean, rstd, *_ = torch._batch_norm_impl_index(
@@ -108,7 +110,11 @@ def normalize_groups(
         return _normalize_groups_wide(x.contiguous(), weight, bias, groups, eps)
     if x.dtype in NARROW:
         weight, bias = _wide_parameters(x, x.shape[1:2], weight, bias)
-    x = x.contiguous(memory_format=group_format(x))
+    y_format = group_format(x)
+    # Torch's kernel for channels-last data takes the mean of the squares less the square of the
+    # mean for the variance: with mean 1000 and deviation 1 nothing is left of it in float32. Its
+    # instance norm, a group for each channel here, goes another way.
+    x = x.contiguous() if groups == channels else x.contiguous(memory_format=y_format)
     # Torch 2.13's kernel reads a strided parameter as if it were dense.
     weight, bias = (None if one is None else one.contiguous() for one in (weight, bias))
     y, mean, rstd = torch.native_group_norm(
@@ -116,7 +122,7 @@ def normalize_groups(
     )
     if not x.numel():  # torch's are nan: so would be the parameters' gradients
         return y, torch.zeros_like(mean), torch.zeros_like(rstd)
-    return y, mean, rstd
+    return y.contiguous(memory_format=y_format), mean, rstd
 
 
 def check_channels(x: Tensor) -> None:
@@ -136,6 +142,9 @@ def check_vectors(x: Tensor, **vectors: Tensor | None) -> None:
 
 def check_types(x: Tensor, **parameters: Tensor | None) -> None:
     """Parameters have the type of the data or, for 16-bit data, float32, as torch's kernels ask."""
+    if x.dtype not in (*NARROW, torch.float32, torch.float64):
+        msg = f"input should have a floating type of 16, 32 or 64 bits, not {x.dtype}"
+        raise RuntimeError(msg)
     taken = (x.dtype, statistics_dtype(x.dtype))
     for name, one in parameters.items():
         if one is not None and one.dtype not in taken:

@@ -26,8 +26,10 @@ from normgrad.torch.library import (
     differentiable,
     few_axes,
     memory_format,
+    note_bias_type,
     require,
     statistics_dtype,
+    weight_like_bias,
 )
 from normgrad.validate import MAX_RANK
 
@@ -88,25 +90,29 @@ def _fake_group(
     return _fake(x, group_format(x), (x.shape[0], groups))
 
 
-def _setup(ctx: Any, x: Tensor, weight: Tensor | None, *saved: Tensor | None) -> None:
+def _setup(
+    ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *saved: Tensor | None
+) -> None:
+    note_bias_type(ctx, x, bias)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, weight, *saved)
 
 
 def _setup_batch(ctx: Any, inputs: tuple[Any, ...], output: Normalized) -> None:
-    x, weight, _, running_mean, running_var, ctx.training, _, ctx.eps = inputs
+    x, weight, bias, running_mean, running_var, ctx.training, _, ctx.eps = inputs
     if ctx.training:
-        _setup(ctx, x, weight, None, None, output[1], output[2])
+        _setup(ctx, x, weight, bias, None, None, output[1], output[2])
     else:
         # Nothing was saved; the buffers may change before the backward pass, as with torch.
         ctx.mark_non_differentiable(output[1], output[2])
-        _setup(ctx, x, weight, running_mean, running_var, None, None)
+        _setup(ctx, x, weight, bias, running_mean, running_var, None, None)
 
 
 def _backward_batch(
     ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
 ) -> tuple[Any, ...]:
     x, weight, running_mean, running_var, mean, rstd = ctx.saved_tensors
+    weight = weight_like_bias(ctx, x, weight, x.shape[1:2])
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = ctx.needs_input_grad[:3]
@@ -123,13 +129,14 @@ def _backward_batch(
 
 def _setup_layer(ctx: Any, inputs: tuple[Any, ...], output: Normalized) -> None:
     x, ctx.shape, weight, bias, _ = inputs
-    _setup(ctx, x, weight, bias, output[1], output[2])
+    _setup(ctx, x, weight, bias, bias, output[1], output[2])
 
 
 def _backward_layer(
     ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
 ) -> tuple[Any, ...]:
     x, weight, bias, mean, rstd = ctx.saved_tensors
+    weight = weight_like_bias(ctx, x, weight, ctx.shape)
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = [ctx.needs_input_grad[index] for index in (0, 2, 3)]
@@ -172,14 +179,15 @@ def _like(x: Tensor, dx: Tensor | None) -> Tensor | None:
 
 
 def _setup_group(ctx: Any, inputs: tuple[Any, ...], output: Normalized) -> None:
-    x, weight, _, ctx.groups, _ = inputs
-    _setup(ctx, x, weight, output[1], output[2])
+    x, weight, bias, ctx.groups, _ = inputs
+    _setup(ctx, x, weight, bias, output[1], output[2])
 
 
 def _backward_group(
     ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
 ) -> tuple[Any, ...]:
     x, weight, mean, rstd = ctx.saved_tensors
+    weight = weight_like_bias(ctx, x, weight, x.shape[1:2])
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = ctx.needs_input_grad[:3]

@@ -160,6 +160,25 @@ def on_own_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+def note_bias_type(ctx: Any, x: Tensor, bias: Tensor | None) -> None:
+    """For ``weight_like_bias``: a bias in another type than the data's, which is a wider one."""
+    ctx.bias_type = None if bias is None or bias.dtype == x.dtype else bias.dtype
+
+
+def weight_like_bias(
+    ctx: Any, x: Tensor, weight: Tensor | None, shape: Sequence[int]
+) -> Tensor | None:
+    """The weight in the type of a wide bias, ones where there is none.
+
+    The gradients of both have the weight's type: in 16 bits the bias's would be rounded, or
+    overflow.
+    """
+    dtype: torch.dtype | None = ctx.bias_type
+    if dtype is None or (weight is not None and weight.dtype == dtype):
+        return weight
+    return x.new_ones(tuple(shape), dtype=dtype) if weight is None else weight.to(dtype)
+
+
 def require(condition: bool | torch.SymBool, words: str) -> None:
     """Raise an error with these words if it does not hold, or will not where sizes are symbols."""
     torch._check(condition, lambda: words)

@@ -99,15 +99,15 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over each sample's groups of channels."""
-        return group_norm(self, input)
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
-def group_norm(module: nn.GroupNorm, input: Tensor) -> Tensor:
-    """The forward pass of group norm."""
-    _check_enough(input, module.num_groups)  # torch's words, also where it does not train
-    y: Tensor = torch.ops.normgrad.group_norm.default(
-        input, module.weight, module.bias, module.num_groups, module.eps
-    )[0]
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """The forward pass of group norm; not of a module, which torch.fx may be tracing itself."""
+    _check_enough(input, num_groups)  # torch's words, also where it does not train
+    y: Tensor = torch.ops.normgrad.group_norm.default(input, weight, bias, num_groups, eps)[0]
     return y
 
 
@@ -145,8 +145,10 @@ def _as_read(buffer: Tensor | None, input: Tensor) -> Tensor | None:
     if buffer is None:
         return None
     dtype = input.dtype if buffer.dtype == input.dtype else statistics_dtype(input.dtype)
-    # Copies, as in torch: training may go on before backward.
-    return buffer.to(dtype, copy=torch.is_grad_enabled())
+    # Copies, as in torch: training may go on before backward. A trace has them with and without
+    # grad, or torch.jit.trace's check, which makes a second one without, finds that they differ.
+    tracing = torch._C._get_tracing_state() is not None
+    return buffer.to(dtype, copy=torch.is_grad_enabled() or tracing)
 
 
 def _track_instances(module: _InstanceNorm, input: Tensor, mean: Tensor) -> None:

@@ -23,7 +23,9 @@ from normgrad.torch.library import (
     empty_gradients,
     few_axes,
     memory_format,
+    note_bias_type,
     statistics_dtype,
+    weight_like_bias,
 )
 
 _FORWARD = (
@@ -53,7 +55,9 @@ def _sync_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: str
 ) -> Five:
     """Returns y, then mean, invstd, variance and count of the batch of all ranks."""
-    check_types(x, weight=weight, bias=bias)  # a kernel would after the collective, and on data
+    # A kernel would say so after the collective, and to ranks with data alone.
+    check_vectors(x, weight=weight, bias=bias)
+    check_types(x, weight=weight, bias=bias)
     channels = x.shape[1]
     process_group = group_of(group)
     x = x.contiguous(memory_format=memory_format(x))
@@ -140,7 +144,8 @@ def _fake_backward(dy: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> 
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Five) -> None:
-    x, weight, _, _, ctx.group = inputs
+    x, weight, bias, _, ctx.group = inputs
+    note_bias_type(ctx, x, bias)
     _, mean, invstd, variance, count = output
     ctx.mark_non_differentiable(mean, invstd, variance, count)
     ctx.set_materialize_grads(False)
@@ -149,6 +154,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Five) -> None:
 
 def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
     x, weight, mean, invstd, count = ctx.saved_tensors
+    weight = weight_like_bias(ctx, x, weight, x.shape[1:2])
     if dy is None:  # other ranks wait for this one's sums
         dy = torch.zeros_like(x)
     grads = torch.ops.normgrad.sync_batch_norm_backward.default(
