@@ -191,6 +191,24 @@ def test_a_peer_that_fails_does_not_end_the_run(monkeypatch, capsys):
     assert "RuntimeError: out of paper" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("made", [None, "x", torch.zeros(3), torch.zeros(512, device="meta")])
+def test_a_peer_whose_results_have_no_form_is_wrong_and_we_are_not(made, monkeypatch, capsys):
+    from normgrad.bench import peers
+
+    class Shapeless(WrongPeer):
+        def prepare(self, problem):
+            results = (made, *problem.poisoned()[1:])
+            return contender.Runner(
+                lambda: results, lambda arrays: contender.by_role(problem, arrays)
+            )
+
+    monkeypatch.setattr(peers, "get", lambda name: Shapeless())
+    assert cli.main([*SMALL, "--backend", "reference", "--peers", "torch"]) == 0
+    out = capsys.readouterr().out
+    assert "torch: layer_norm 16x32 float32 contiguous 111: wrong: dx " in out
+    assert "1 rows, 0 of ours wrong or refused" in out
+
+
 class skipped(Exception):
     """Its name begins the message, as the word of another fault does."""
 

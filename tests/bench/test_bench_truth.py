@@ -1,5 +1,8 @@
 """What the bench measures, and whose result is right by it."""
 
+import dataclasses
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -89,12 +92,45 @@ def test_a_result_in_16_bits_may_be_rounded_to_them():
     assert "dgamma" in truth.wrong(problem, known, bent, 1.0)[0]
 
 
-def test_a_missing_result_is_wrong():
+def test_an_infinity_that_is_right_hides_nothing():
+    """Sums beyond float16's range: where all are infinite, a number or the other sign is wrong."""
+    (one,) = suites.rows(Op.LAYER_NORM, "400000x2", ["float16"])
+    made = problems.make(one, "cpu")
+    types = dict.fromkeys(made.result_dtypes, "float16")
+    problem = dataclasses.replace(made, result_dtypes=types)
+    known = truth.truth(problem)
+    results = {role: want.to(torch.float16) for role, want in known.values.items()}
+    assert results["dbeta"].isinf().all()
+    assert truth.wrong(problem, known, results, 1.0)[0] is None
+    for value in (0.0, 60000.0, -math.inf, math.nan):
+        bent = results["dbeta"].clone()
+        bent[..., -1, :] = value
+        reason, _ = truth.wrong(problem, known, results | {"dbeta": bent}, 1.0)
+        assert reason.startswith(f"dbeta[0, 0, 1, 0] is {value:g}, ")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda array: None, "dgamma is missing"),
+        (lambda array: array.numpy(), "dgamma is no dense tensor of torch's: ndarray"),
+        (lambda array: array.to_sparse(), "dgamma is no dense tensor of torch's: Tensor"),
+        (lambda array: array[:7], "dgamma has 7 elements of float32 on cpu, should have 8"),
+        (lambda array: array.int(), "dgamma has 8 elements of int32 on cpu, should have 8"),
+        (lambda array: array.to("meta"), "dgamma has 8 elements of float32 on meta, should have 8"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_wrong(spoil, words):
     (one,) = suites.rows(Op.LAYER_NORM, "4x8", ["float32"])
     problem = problems.make(one, "cpu")
-    reason, share = truth.wrong(problem, truth.truth(problem), {}, 16.0)
-    assert reason is not None
-    assert share == float("inf")
+    known = truth.truth(problem)
+    results = {role: want.float().squeeze() for role, want in known.values.items()}
+    assert truth.wrong(problem, known, results, 16.0)[0] is None
+    reason, share = truth.wrong(
+        problem, known, results | {"dgamma": spoil(results["dgamma"])}, 16.0
+    )
+    assert reason.startswith(words)
+    assert share == math.inf
 
 
 def test_medians_and_spreads():
