@@ -209,6 +209,31 @@ def test_a_peer_whose_results_have_no_form_is_wrong_and_we_are_not(made, monkeyp
     assert "1 rows, 0 of ours wrong or refused" in out
 
 
+@pytest.mark.parametrize("role", ["dy", "x", "mean", "gamma"])
+def test_a_peer_that_changes_its_operands_is_wrong_and_nobody_else(role, monkeypatch, capsys):
+    from normgrad.bench import peers
+
+    class Spoiling(WrongPeer):
+        name = "cudnn"
+
+        def prepare(self, problem):
+            def run():
+                results = torch_eager.PEER.prepare(problem).run()
+                problem.operands[role].mul_(2)
+                return results
+
+            return contender.Runner(run, lambda arrays: contender.by_role(problem, arrays))
+
+    known = {"cudnn": Spoiling(), "torch": torch_eager.PEER}
+    monkeypatch.setattr(peers, "get", known.get)
+    options = ["--backend", "reference", "--peers", "cudnn,torch", "--time-wrong-peers"]
+    assert cli.main([*SMALL, *options]) == 0
+    out = capsys.readouterr().out
+    assert f"contiguous 111: wrong: it changed its operand {role}" in out
+    assert "other bits" not in out
+    assert "torch: layer_norm" not in out  # its own results are right
+
+
 class skipped(Exception):
     """Its name begins the message, as the word of another fault does."""
 
