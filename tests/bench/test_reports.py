@@ -38,6 +38,15 @@ def test_plots_are_made(record_path, tmp_path, suffix, capsys):
         assert words in text, words
 
 
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_a_run_that_was_stopped_at_once_has_a_picture(tmp_path, suffix):
+    source, path = tmp_path / "run.json", tmp_path / f"plot{suffix}"
+    data = {"environment": {}, "copy_gbps": 1.0, "rows": []}
+    source.write_text(json.dumps(data), encoding="utf-8")
+    assert cli.main(["bench", "--from", str(source), "--plot", str(path)]) == 0
+    assert path.stat().st_size > 0
+
+
 def test_labels_of_a_plot_do_not_overlap(record_path):
     pyplot = plots._pyplot()
     record = read_json(record_path)
@@ -170,14 +179,21 @@ def test_compare_names_what_changed(record_path, tmp_path, capsys, change, code,
 @pytest.mark.parametrize(
     "fault", [{"verified": False}, {"same_bits": False}, {"median_ms": None}], ids=str
 )
-def test_what_is_wrong_in_bench_is_wrong_in_compare(fault, tmp_path, capsys):
+def test_what_is_wrong_in_bench_is_wrong_in_compare_and_on_the_page(fault, tmp_path, capsys):
     rows = {"right": [ROW | {"verified": True, "same_bits": True}], "none": []}
     rows["bad"] = [rows["right"][0] | fault]
     paths = {name: tmp_path / f"{name}.json" for name in rows}
     for name, path in paths.items():
         data = {"environment": {}, "copy_gbps": 1.0, "rows": rows[name]}
         path.write_text(json.dumps(data), encoding="utf-8")
-    assert cli.main(["bench", "--from", str(paths["bad"])]) == 1
+    page = tmp_path / "run.html"
+    said = []
+    for name, code in (("bad", 1), ("right", 0), ("none", 0)):
+        assert cli.main(["bench", "--from", str(paths[name]), "--html", str(page)]) == code
+        lead = page.read_text(encoding="utf-8").partition("<p>")[2].partition("</p>")[0]
+        said.append(lead.rpartition("written. ")[2])
+    assert said == ["1 of our results are wrong or refused.", "Every result of ours is right.", ""]
+    capsys.readouterr()
     for before, after, code, words in [
         ("right", "bad", 1, "1 wrong"),
         ("none", "bad", 1, "1 wrong"),

@@ -15,7 +15,7 @@ from normgrad.errors import BackendError, NormgradError, OptionError
 from normgrad.spec import Op
 
 if TYPE_CHECKING:
-    from normgrad.bench.record import Record, Row
+    from normgrad.bench.record import Record
     from normgrad.bench.session import Session
 
 
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     if fault:
         print(fault)
     _write(args, record)
-    bad = _bad(record)
+    bad = record.bad_rows
     print(f"{len(record.rows)} rows, {len(bad)} of ours wrong or refused")
     return 1 if bad or not record.rows or stopped else 0
 
@@ -128,10 +128,6 @@ def _copy_again(session: "Session", record: "Record") -> None:
     if again > record.copy_gbps:
         record.raise_copy(again)
         print(f"copy after the last row: {again:.0f} GB/s, faster: it is the floor in all files")
-
-
-def _bad(record: "Record") -> "list[Row]":
-    return [row for row in record.rows if row.backend != "none" and row.right_ms is None]
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -148,7 +144,7 @@ def _show(args: argparse.Namespace) -> int:
     record = read_json(args.source)
     for line in text.heading(record, len(record.rows)):
         print(line)
-    ours = any(row.backend != "none" for row in record.rows)
+    ours = bool(record.our_rows)
     lines = terminal.Lines(text.header(ours, record.peer_names))
     for row in record.rows:
         lines.add(text.cells(row, ours, record.peer_names))
@@ -156,7 +152,7 @@ def _show(args: argparse.Namespace) -> int:
     for note in text.notes(record):
         print(note)
     _write(args, record)
-    return 1 if _bad(record) else 0
+    return 1 if record.bad_rows else 0
 
 
 def _backend(name: str | None) -> str | None:
