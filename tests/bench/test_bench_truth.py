@@ -138,7 +138,22 @@ def test_medians_and_spreads():
     assert found.median_ms == 3.0
     assert found.best_ms == 1.0
     assert found.runs == 5
-    assert found.spread > 0
+    assert found.spread == pytest.approx((52 - 1.5) / 3)  # between the quartiles, over the median
+    assert timing.summary([1.0, 2.0, 5.0]).spread == 2.0  # too few for quartiles
+
+
+def test_a_copy_counts_what_is_read_and_written_at_its_best(monkeypatch):
+    """Other work on the machine only slows it down, and a slow copy would flatter us."""
+    monkeypatch.setitem(timing._COPY_BYTES, "cpu", 1000)
+    medians = iter([2.0, 1.0, 4.0])
+
+    def time(self, calls):
+        (call,) = calls.values()
+        assert call().numel() == 1000
+        return {"copy": timing.Timing(next(medians), 0.5, 0.0, 7)}
+
+    monkeypatch.setattr(timing.CpuTimer, "time", time)
+    assert timing.CpuTimer(1, 0.0).copy_gbps() == pytest.approx(2 * 1000 / 1e-3 / 1e9)
 
 
 def test_tiny_workloads_are_valid_for_every_operator():

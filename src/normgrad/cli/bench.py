@@ -37,7 +37,9 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--suite", choices=suites.SUITES, help="a named list of rows")
     what.add_argument("--op", choices=[op.value for op in Op], help="one operator only")
-    what.add_argument("--shape", action="append", help="instead of a suite: as 32x64x56x56")
+    what.add_argument(
+        "--shape", action="append", help="instead of a suite, as 32x64x56x56; may be repeated"
+    )
     what.add_argument("--dtype", action="append", choices=list(FLOATS), help="may be repeated")
     what.add_argument("--layout", action="append", choices=suites.LAYOUTS, help="may be repeated")
     what.add_argument("--mask", help="wanted results as bits, as 100 for the input gradient")
