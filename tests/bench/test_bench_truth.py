@@ -92,6 +92,27 @@ def test_a_result_in_16_bits_may_be_rounded_to_them():
     assert "dgamma" in truth.wrong(problem, known, bent, 1.0)[0]
 
 
+def test_what_a_peer_may_miss():
+    """16 budgets everywhere; besides, parameter gradients within 5 % of their norm."""
+    (one,) = suites.rows(Op.LAYER_NORM, "70x33", ["float32"])
+    problem = problems.make(one, "cpu")
+    known = truth.truth(problem)
+
+    def off(role, error):
+        results = dict(known.values)
+        results[role] = known.values[role] + error
+        return [truth.wrong(problem, known, results, allowance)[0] is None for allowance in (1, 16)]
+
+    for role in ("dx", "dgamma"):
+        assert off(role, 0.9 * known.budgets[role]) == [True, True]
+        assert off(role, 15 * known.budgets[role]) == [False, True]
+    assert off("dx", 17 * known.budgets["dx"]) == [False, False]
+    assert off("dx", 0.01 * known.values["dx"]) == [False, False]
+    assert off("dgamma", 0.04 * known.values["dgamma"]) == [False, True]
+    assert off("dgamma", 0.06 * known.values["dgamma"]) == [False, False]
+    assert truth.PEER_ALLOWANCE == 16  # as docs/bench.md says
+
+
 def test_an_infinity_that_is_right_hides_nothing():
     """Sums beyond float16's range: where all are infinite, a number or the other sign is wrong."""
     (one,) = suites.rows(Op.LAYER_NORM, "400000x2", ["float16"])

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from normgrad import cli
-from normgrad.bench import plots
-from normgrad.bench.record import read_json
+from normgrad.bench import compare, plots
+from normgrad.bench.record import Record, Row, read_json
 
 pytest.importorskip("matplotlib")
 
@@ -216,6 +216,37 @@ def test_compare_takes_noise_and_thresholds_into_account(record_path, tmp_path, 
     assert cli.main(["compare", before, slower]) == 1
     assert cli.main(["compare", before, slower, "--threshold", "0.3"]) == 0
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("time", "floor", "relative", "verdict"),
+    [
+        (0.96, 1.0, False, "same"),  # a threshold of 5 %: 1 / 1.05 is 0.952
+        (0.94, 1.0, False, "faster"),
+        (1.04, 1.0, False, "same"),
+        (1.06, 1.0, False, "slower"),
+        (0.5, 0.5, False, "faster"),
+        (0.5, 0.5, True, "same"),  # memory is twice as fast, and so are we
+        (1.0, 0.5, True, "slower"),
+        (1.0, 2.0, True, "faster"),
+    ],
+)
+def test_what_a_change_is_measured_by(time, floor, relative, verdict):
+    row = ROW | {"verified": True, "same_bits": True}
+    before = Record({}, 1.0, [Row(**row, floor_ms=1.0)])
+    after = Record({}, 1.0, [Row(**row | {"median_ms": time}, floor_ms=floor)])
+    (change,) = compare.compare(before, after, 0.05, relative=relative)
+    assert change.verdict == verdict
+
+
+def test_a_faster_copy_lowers_every_floor():
+    rows = [Row(**ROW, floor_ms=0.5, floor_share=0.5), Row(**ROW | {"median_ms": None})]
+    record = Record({}, 100.0, rows)
+    record.raise_copy(90.0)
+    assert (record.copy_gbps, rows[0].floor_ms, rows[0].floor_share) == (100.0, 0.5, 0.5)
+    record.raise_copy(200.0)
+    assert (record.copy_gbps, rows[0].floor_ms, rows[0].floor_share) == (200.0, 0.25, 0.25)
+    assert rows[1].floor_share is None
 
 
 def test_a_run_that_is_nowhere_cannot_be_shown(capsys):
