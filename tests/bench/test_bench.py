@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from normgrad import cli  # noqa: E402
 from normgrad.backends.reference.backend import ReferenceBackend  # noqa: E402
-from normgrad.bench import contender, problems, session, suites  # noqa: E402
+from normgrad.bench import contender, problems, session, suites, timing  # noqa: E402
 from normgrad.bench.peers import torch_eager  # noqa: E402
 from normgrad.bench.record import read_json  # noqa: E402
 from normgrad.spec import Op  # noqa: E402
@@ -261,6 +261,62 @@ def test_an_exception_is_a_failure_whatever_its_name(monkeypatch, install, capsy
     (row,) = read_json(path).rows
     assert (row.fault, row.error) == ("failed", "wrong: out of ink")
     assert row.peer_faults == {"torch": "failed"}
+
+
+class Clock(timing.CpuTimer):
+    """Everybody takes the time of its name."""
+
+    def time(self, calls):
+        for call in calls.values():
+            call()
+        times = {"out": 1.0, "alloc": 2.0, "torch": 3.0}
+        return {name: timing.Timing(times[name], times[name] / 2, 0.1, 1) for name in calls}
+
+    def near_copies(self):
+        return [10.0, 20.0, 30.0, 40.0, 500.0]
+
+
+def test_each_time_has_its_place_in_the_row():
+    (one,) = suites.rows(Op.LAYER_NORM, "16x32", ["float32"])
+    made = session.Session("reference", "cpu", [torch_eager.PEER], Clock(1, 0.0), copy_gbps=2.0)
+    row = made.measure(one)
+    assert (row.median_ms, row.best_ms, row.alloc_ms) == (1.0, 0.5, 2.0)
+    assert (row.peers, row.peer_best_ms) == ({"torch": 3.0}, {"torch": 1.5})
+    assert row.speedup("torch") == 1.5  # both allocating
+    assert row.floor_ms == pytest.approx(3 * 16 * 32 * 4 / 2e9 * 1e3)
+    assert row.floor_share == row.floor_ms / row.median_ms
+    assert row.copy_gbps == 30.0
+
+
+@pytest.mark.parametrize("speeds", [(10.0, 20.0), (20.0, 10.0)])
+def test_the_faster_copy_of_the_two_is_the_floor(speeds, monkeypatch, tmp_path, capsys):
+    measured = iter(speeds)
+    monkeypatch.setattr(timing.CpuTimer, "copy_gbps", lambda self: next(measured))
+    path = tmp_path / "run.json"
+    assert cli.main([*SMALL, "--backend", "reference", "--json", str(path)]) == 0
+    record = read_json(path)
+    assert record.copy_gbps == 20.0
+    assert record.rows[0].floor_ms == pytest.approx(3 * 16 * 32 * 4 / 20e9 * 1e3)
+    kept = record.settings
+    assert (kept["copy_gbps_before"], kept["copy_gbps_after"]) == speeds
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_results_are_given_or_new(reuse):
+    (one,) = suites.rows(Op.LAYER_NORM, "16x32", ["float32"])
+    runner = contender.ours(problems.make(one, "cpu"), "reference", reuse)
+    first, again = runner.results(), runner.results()
+    assert all((first[role].data_ptr() == again[role].data_ptr()) is reuse for role in first)
+
+
+def test_a_peer_that_takes_too_long_to_prepare_is_left_out():
+    rows = list(suites.rows(Op.LAYER_NORM, "16x32, 16x64", ["float32"]))
+    made = session.Session("reference", "cpu", [torch_eager.PEER], Clock(1, 0.0), copy_gbps=2.0)
+    made.seconds_per_peer = 1e-9
+    first, second = map(made.measure, rows)
+    assert "torch" in first.peers
+    assert second.peer_faults == {"torch": "skipped"}
+    assert second.peer_errors["torch"].startswith("skipped: it took ")
 
 
 def forever():

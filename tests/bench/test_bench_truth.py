@@ -92,6 +92,16 @@ def test_a_result_in_16_bits_may_be_rounded_to_them():
     assert "dgamma" in truth.wrong(problem, known, bent, 1.0)[0]
 
 
+@pytest.mark.parametrize("op", list(Op))
+def test_statistics_and_weights_are_the_same_numbers_in_the_data_s_type(op):
+    shape = "6x64" if op is Op.LAYER_NORM else "6x64x5"
+    (one,) = suites.rows(op, shape, ["bfloat16"])
+    operands = problems.make(one, "cpu").operands
+    for role in ("mean", "rstd", "gamma"):
+        assert operands[role].dtype == torch.float32
+        assert operands[role].bfloat16().float().equal(operands[role])
+
+
 def test_what_a_peer_may_miss():
     """16 budgets everywhere; besides, parameter gradients within 5 % of their norm."""
     (one,) = suites.rows(Op.LAYER_NORM, "70x33", ["float32"])
