@@ -239,6 +239,15 @@ def test_what_a_change_is_measured_by(time, floor, relative, verdict):
     assert change.verdict == verdict
 
 
+def test_runs_of_peers_alone_have_nothing_to_compare(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    data = {"environment": {}, "copy_gbps": 1.0, "rows": [ROW | {"backend": "none"}]}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert cli.main(["compare", str(path), str(path)]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("nothing to compare: neither run has a row of ours")
+
+
 def test_a_faster_copy_lowers_every_floor():
     rows = [Row(**ROW, floor_ms=0.5, floor_share=0.5), Row(**ROW | {"median_ms": None})]
     record = Record({}, 100.0, rows)
