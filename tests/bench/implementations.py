@@ -79,6 +79,25 @@ def dies_of_a_signal_without_name(*operands, **options):
     os.kill(os.getpid(), 40)
 
 
+def stopped_by_hand(*operands, **options):
+    """Ctrl-C, which a terminal sends to all processes of the command, and no answer."""
+    import os
+    import signal
+    import time
+
+    os.killpg(0, signal.SIGINT)
+    time.sleep(60)
+
+
+def hears_a_signal(*operands, **options):
+    """Right, and gets Ctrl-C, which is the caller's to answer."""
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGINT)
+    return functional.layer_norm_backward(*operands, **options)
+
+
 def of_another_type(*operands, **options):
     """Right numbers, but always in float64."""
     grads = functional.layer_norm_backward(*operands, **options)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from normgrad import cli  # noqa: E402
 from normgrad.backends.reference.backend import ReferenceBackend  # noqa: E402
-from normgrad.bench import contender, problems, session, suites  # noqa: E402
+from normgrad.bench import contender, problems, session, suites, timing  # noqa: E402
 from normgrad.bench.peers import torch_eager  # noqa: E402
 from normgrad.bench.record import read_json  # noqa: E402
 from normgrad.spec import Op  # noqa: E402
@@ -191,6 +191,49 @@ def test_a_peer_that_fails_does_not_end_the_run(monkeypatch, capsys):
     assert "RuntimeError: out of paper" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("made", [None, "x", torch.zeros(3), torch.zeros(512, device="meta")])
+def test_a_peer_whose_results_have_no_form_is_wrong_and_we_are_not(made, monkeypatch, capsys):
+    from normgrad.bench import peers
+
+    class Shapeless(WrongPeer):
+        def prepare(self, problem):
+            results = (made, *problem.poisoned()[1:])
+            return contender.Runner(
+                lambda: results, lambda arrays: contender.by_role(problem, arrays)
+            )
+
+    monkeypatch.setattr(peers, "get", lambda name: Shapeless())
+    assert cli.main([*SMALL, "--backend", "reference", "--peers", "torch"]) == 0
+    out = capsys.readouterr().out
+    assert "torch: layer_norm 16x32 float32 contiguous 111: wrong: dx " in out
+    assert "1 rows, 0 of ours wrong or refused" in out
+
+
+@pytest.mark.parametrize("role", ["dy", "x", "mean", "gamma"])
+def test_a_peer_that_changes_its_operands_is_wrong_and_nobody_else(role, monkeypatch, capsys):
+    from normgrad.bench import peers
+
+    class Spoiling(WrongPeer):
+        name = "cudnn"
+
+        def prepare(self, problem):
+            def run():
+                results = torch_eager.PEER.prepare(problem).run()
+                problem.operands[role].mul_(2)
+                return results
+
+            return contender.Runner(run, lambda arrays: contender.by_role(problem, arrays))
+
+    known = {"cudnn": Spoiling(), "torch": torch_eager.PEER}
+    monkeypatch.setattr(peers, "get", known.get)
+    options = ["--backend", "reference", "--peers", "cudnn,torch", "--time-wrong-peers"]
+    assert cli.main([*SMALL, *options]) == 0
+    out = capsys.readouterr().out
+    assert f"contiguous 111: wrong: it changed its operand {role}" in out
+    assert "other bits" not in out
+    assert "torch: layer_norm" not in out  # its own results are right
+
+
 class skipped(Exception):
     """Its name begins the message, as the word of another fault does."""
 
@@ -218,6 +261,55 @@ def test_an_exception_is_a_failure_whatever_its_name(monkeypatch, install, capsy
     (row,) = read_json(path).rows
     assert (row.fault, row.error) == ("failed", "wrong: out of ink")
     assert row.peer_faults == {"torch": "failed"}
+
+
+class Clock(timing.CpuTimer):
+    """Everybody takes the time of its name."""
+
+    def time(self, calls):
+        for name, given in (("out", True), ("alloc", False)):
+            first, again = calls[name](), calls[name]()
+            assert (first.grad_input.data_ptr() == again.grad_input.data_ptr()) is given
+        times = {"out": 1.0, "alloc": 2.0, "torch": 3.0}
+        return {name: timing.Timing(times[name], times[name] / 2, 0.1, 1) for name in calls}
+
+    def near_copies(self):
+        return [10.0, 20.0, 30.0, 40.0, 500.0]
+
+
+def test_each_time_has_its_place_in_the_row():
+    (one,) = suites.rows(Op.LAYER_NORM, "16x32", ["float32"])
+    made = session.Session("reference", "cpu", [torch_eager.PEER], Clock(1, 0.0), copy_gbps=2.0)
+    row = made.measure(one)
+    assert (row.median_ms, row.best_ms, row.alloc_ms) == (1.0, 0.5, 2.0)
+    assert (row.peers, row.peer_best_ms) == ({"torch": 3.0}, {"torch": 1.5})
+    assert row.speedup("torch") == 1.5  # both allocating
+    assert row.floor_ms == pytest.approx(3 * 16 * 32 * 4 / 2e9 * 1e3)
+    assert row.floor_share == row.floor_ms / row.median_ms
+    assert row.copy_gbps == 30.0
+
+
+@pytest.mark.parametrize("speeds", [(10.0, 20.0), (20.0, 10.0)])
+def test_the_faster_copy_of_the_two_is_the_floor(speeds, monkeypatch, tmp_path, capsys):
+    measured = iter(speeds)
+    monkeypatch.setattr(timing.CpuTimer, "copy_gbps", lambda self: next(measured))
+    path = tmp_path / "run.json"
+    assert cli.main([*SMALL, "--backend", "reference", "--json", str(path)]) == 0
+    record = read_json(path)
+    assert record.copy_gbps == 20.0
+    assert record.rows[0].floor_ms == pytest.approx(3 * 16 * 32 * 4 / 20e9 * 1e3)
+    kept = record.settings
+    assert (kept["copy_gbps_before"], kept["copy_gbps_after"]) == speeds
+
+
+def test_a_peer_that_takes_too_long_to_prepare_is_left_out():
+    rows = list(suites.rows(Op.LAYER_NORM, "16x32, 16x64", ["float32"]))
+    made = session.Session("reference", "cpu", [torch_eager.PEER], Clock(1, 0.0), copy_gbps=2.0)
+    made.seconds_per_peer = 1e-9
+    first, second = map(made.measure, rows)
+    assert "torch" in first.peers
+    assert second.peer_faults == {"torch": "skipped"}
+    assert second.peer_errors["torch"].startswith("skipped: it took ")
 
 
 def forever():

@@ -1,5 +1,8 @@
 """What the bench measures, and whose result is right by it."""
 
+import dataclasses
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -89,12 +92,76 @@ def test_a_result_in_16_bits_may_be_rounded_to_them():
     assert "dgamma" in truth.wrong(problem, known, bent, 1.0)[0]
 
 
-def test_a_missing_result_is_wrong():
+@pytest.mark.parametrize("op", list(Op))
+def test_statistics_and_weights_are_the_same_numbers_in_the_data_s_type(op):
+    shape = "6x64" if op is Op.LAYER_NORM else "6x64x5"
+    (one,) = suites.rows(op, shape, ["bfloat16"])
+    operands = problems.make(one, "cpu").operands
+    for role in ("mean", "rstd", "gamma"):
+        assert operands[role].dtype == torch.float32
+        assert operands[role].bfloat16().float().equal(operands[role])
+
+
+def test_what_a_peer_may_miss():
+    """16 budgets everywhere; besides, parameter gradients within 5 % of their norm."""
+    (one,) = suites.rows(Op.LAYER_NORM, "70x33", ["float32"])
+    problem = problems.make(one, "cpu")
+    known = truth.truth(problem)
+
+    def off(role, error):
+        results = dict(known.values)
+        results[role] = known.values[role] + error
+        return [truth.wrong(problem, known, results, allowance)[0] is None for allowance in (1, 16)]
+
+    for role in ("dx", "dgamma"):
+        assert off(role, 0.9 * known.budgets[role]) == [True, True]
+        assert off(role, 15 * known.budgets[role]) == [False, True]
+    assert off("dx", 17 * known.budgets["dx"]) == [False, False]
+    assert off("dx", 0.01 * known.values["dx"]) == [False, False]
+    assert off("dgamma", 0.04 * known.values["dgamma"]) == [False, True]
+    assert off("dgamma", 0.06 * known.values["dgamma"]) == [False, False]
+    assert truth.PEER_ALLOWANCE == 16  # as docs/bench.md says
+
+
+def test_an_infinity_that_is_right_hides_nothing():
+    """Sums beyond float16's range: where all are infinite, a number or the other sign is wrong."""
+    (one,) = suites.rows(Op.LAYER_NORM, "400000x2", ["float16"])
+    made = problems.make(one, "cpu")
+    types = dict.fromkeys(made.result_dtypes, "float16")
+    problem = dataclasses.replace(made, result_dtypes=types)
+    known = truth.truth(problem)
+    results = {role: want.to(torch.float16) for role, want in known.values.items()}
+    assert results["dbeta"].isinf().all()
+    assert truth.wrong(problem, known, results, 1.0)[0] is None
+    for value in (0.0, 60000.0, -math.inf, math.nan):
+        bent = results["dbeta"].clone()
+        bent[..., -1, :] = value
+        reason, _ = truth.wrong(problem, known, results | {"dbeta": bent}, 1.0)
+        assert reason.startswith(f"dbeta[0, 0, 1, 0] is {value:g}, ")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda array: None, "dgamma is missing"),
+        (lambda array: array.numpy(), "dgamma is no dense tensor of torch's: ndarray"),
+        (lambda array: array.to_sparse(), "dgamma is no dense tensor of torch's: Tensor"),
+        (lambda array: array[:7], "dgamma has 7 elements of float32 on cpu, should have 8"),
+        (lambda array: array.int(), "dgamma has 8 elements of int32 on cpu, should have 8"),
+        (lambda array: array.to("meta"), "dgamma has 8 elements of float32 on meta, should have 8"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_wrong(spoil, words):
     (one,) = suites.rows(Op.LAYER_NORM, "4x8", ["float32"])
     problem = problems.make(one, "cpu")
-    reason, share = truth.wrong(problem, truth.truth(problem), {}, 16.0)
-    assert reason is not None
-    assert share == float("inf")
+    known = truth.truth(problem)
+    results = {role: want.float().squeeze() for role, want in known.values.items()}
+    assert truth.wrong(problem, known, results, 16.0)[0] is None
+    reason, share = truth.wrong(
+        problem, known, results | {"dgamma": spoil(results["dgamma"])}, 16.0
+    )
+    assert reason.startswith(words)
+    assert share == math.inf
 
 
 def test_medians_and_spreads():
@@ -102,7 +169,22 @@ def test_medians_and_spreads():
     assert found.median_ms == 3.0
     assert found.best_ms == 1.0
     assert found.runs == 5
-    assert found.spread > 0
+    assert found.spread == pytest.approx((52 - 1.5) / 3)  # between the quartiles, over the median
+    assert timing.summary([1.0, 2.0, 5.0]).spread == 2.0  # too few for quartiles
+
+
+def test_a_copy_counts_what_is_read_and_written_at_its_best(monkeypatch):
+    """Other work on the machine only slows it down, and a slow copy would flatter us."""
+    monkeypatch.setitem(timing._COPY_BYTES, "cpu", 1000)
+    medians = iter([2.0, 1.0, 4.0])
+
+    def time(self, calls):
+        (call,) = calls.values()
+        assert call().numel() == 1000
+        return {"copy": timing.Timing(next(medians), 0.5, 0.0, 7)}
+
+    monkeypatch.setattr(timing.CpuTimer, "time", time)
+    assert timing.CpuTimer(1, 0.0).copy_gbps() == pytest.approx(2 * 1000 / 1e-3 / 1e9)
 
 
 def test_tiny_workloads_are_valid_for_every_operator():

@@ -1,6 +1,7 @@
 """normgrad check --impl: right ones pass, each kind of wrong one is caught."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -134,6 +135,28 @@ def test_a_crash_fails_its_case_and_no_other(function, words, capsys, monkeypatc
     assert check(f"implementations:{function}") == 1
     out = capsys.readouterr().out
     assert out.count(f"the process crashed: {words}") == 2
+
+
+def test_a_check_stopped_by_hand_ends_quietly(capsys):
+    assert check("implementations:hears_a_signal") == 0  # the command ends it, not the terminal
+    command = [
+        sys.executable,
+        "-m",
+        "normgrad",
+        "check",
+        "--impl",
+        "implementations:stopped_by_hand",
+    ]
+    done = subprocess.run(
+        [*command, "--op", "layer_norm"],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,  # a group of its own
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_the_worst_element_is_named(capsys):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from normgrad import cli
-from normgrad.bench import plots
-from normgrad.bench.record import read_json
+from normgrad.bench import compare, plots
+from normgrad.bench.record import Record, Row, read_json
 
 pytest.importorskip("matplotlib")
 
@@ -36,6 +36,15 @@ def test_plots_are_made(record_path, tmp_path, suffix, capsys):
     ET.fromstring(text)
     for words in ("group norm", "GB/s", "size of x, MB", "torch", "copy in the same run"):
         assert words in text, words
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_a_run_that_was_stopped_at_once_has_a_picture(tmp_path, suffix):
+    source, path = tmp_path / "run.json", tmp_path / f"plot{suffix}"
+    data = {"environment": {}, "copy_gbps": 1.0, "rows": []}
+    source.write_text(json.dumps(data), encoding="utf-8")
+    assert cli.main(["bench", "--from", str(source), "--plot", str(path)]) == 0
+    assert path.stat().st_size > 0
 
 
 def test_labels_of_a_plot_do_not_overlap(record_path):
@@ -170,14 +179,21 @@ def test_compare_names_what_changed(record_path, tmp_path, capsys, change, code,
 @pytest.mark.parametrize(
     "fault", [{"verified": False}, {"same_bits": False}, {"median_ms": None}], ids=str
 )
-def test_what_is_wrong_in_bench_is_wrong_in_compare(fault, tmp_path, capsys):
+def test_what_is_wrong_in_bench_is_wrong_in_compare_and_on_the_page(fault, tmp_path, capsys):
     rows = {"right": [ROW | {"verified": True, "same_bits": True}], "none": []}
     rows["bad"] = [rows["right"][0] | fault]
     paths = {name: tmp_path / f"{name}.json" for name in rows}
     for name, path in paths.items():
         data = {"environment": {}, "copy_gbps": 1.0, "rows": rows[name]}
         path.write_text(json.dumps(data), encoding="utf-8")
-    assert cli.main(["bench", "--from", str(paths["bad"])]) == 1
+    page = tmp_path / "run.html"
+    said = []
+    for name, code in (("bad", 1), ("right", 0), ("none", 0)):
+        assert cli.main(["bench", "--from", str(paths[name]), "--html", str(page)]) == code
+        lead = page.read_text(encoding="utf-8").partition("<p>")[2].partition("</p>")[0]
+        said.append(lead.rpartition("written. ")[2])
+    assert said == ["1 of our results are wrong or refused.", "Every result of ours is right.", ""]
+    capsys.readouterr()
     for before, after, code, words in [
         ("right", "bad", 1, "1 wrong"),
         ("none", "bad", 1, "1 wrong"),
@@ -200,6 +216,46 @@ def test_compare_takes_noise_and_thresholds_into_account(record_path, tmp_path, 
     assert cli.main(["compare", before, slower]) == 1
     assert cli.main(["compare", before, slower, "--threshold", "0.3"]) == 0
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("time", "floor", "relative", "verdict"),
+    [
+        (0.96, 1.0, False, "same"),  # a threshold of 5 %: 1 / 1.05 is 0.952
+        (0.94, 1.0, False, "faster"),
+        (1.04, 1.0, False, "same"),
+        (1.06, 1.0, False, "slower"),
+        (0.5, 0.5, False, "faster"),
+        (0.5, 0.5, True, "same"),  # memory is twice as fast, and so are we
+        (1.0, 0.5, True, "slower"),
+        (1.0, 2.0, True, "faster"),
+    ],
+)
+def test_what_a_change_is_measured_by(time, floor, relative, verdict):
+    row = ROW | {"verified": True, "same_bits": True}
+    before = Record({}, 1.0, [Row(**row, floor_ms=1.0)])
+    after = Record({}, 1.0, [Row(**row | {"median_ms": time}, floor_ms=floor)])
+    (change,) = compare.compare(before, after, 0.05, relative=relative)
+    assert change.verdict == verdict
+
+
+def test_runs_of_peers_alone_have_nothing_to_compare(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    data = {"environment": {}, "copy_gbps": 1.0, "rows": [ROW | {"backend": "none"}]}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert cli.main(["compare", str(path), str(path)]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("nothing to compare: neither run has a row of ours")
+
+
+def test_a_faster_copy_lowers_every_floor():
+    rows = [Row(**ROW, floor_ms=0.5, floor_share=0.5), Row(**ROW | {"median_ms": None})]
+    record = Record({}, 100.0, rows)
+    record.raise_copy(90.0)
+    assert (record.copy_gbps, rows[0].floor_ms, rows[0].floor_share) == (100.0, 0.5, 0.5)
+    record.raise_copy(200.0)
+    assert (record.copy_gbps, rows[0].floor_ms, rows[0].floor_share) == (200.0, 0.25, 0.25)
+    assert rows[1].floor_share is None
 
 
 def test_a_run_that_is_nowhere_cannot_be_shown(capsys):

@@ -113,3 +113,11 @@ def test_headers_carry_the_names_of_the_python_constants():
     for enum in ENUMS:
         for member in enum:
             assert re.search(rf"\b{member.name}\b", text), member.name
+
+
+def test_python_has_the_numbers_of_the_headers():
+    text = "".join(path.read_text() for path in signatures.headers())
+    numbers = re.findall(r"^#define (ACL\w+) (\d+)$", text, re.MULTILINE)
+    assert len(numbers) > 10
+    for name, value in numbers:
+        assert getattr(acl, name) == int(value), name

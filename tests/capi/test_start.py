@@ -207,12 +207,17 @@ def test_a_program_that_moves_on_before_its_first_call(capi):
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
-def test_flags_need_a_build(tmp_path):
-    line = [sys.executable, "-m", "normgrad", "capi-flags", "--prefix", str(tmp_path)]
+@pytest.mark.parametrize("asked", [False, True])
+def test_flags_need_a_build(asked, tmp_path):
+    """In the folder that was asked for: the command that is told makes the error go away."""
+    option = ["--prefix", str(tmp_path)] if asked else []
+    line = [sys.executable, "-m", "normgrad", "capi-flags", *option]
     environment = {"PYTHONPATH": str(SRC)}
+    if not asked:
+        environment["NORMGRAD_CAPI_PREFIX"] = str(tmp_path)
     done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 2
-    assert "run 'normgrad build-capi' first" in done.stderr
+    assert f"run '{' '.join(['normgrad build-capi', *option])}' first" in done.stderr
 
 
 def test_build_says_what_it_lacks(tmp_path, monkeypatch):

@@ -46,6 +46,10 @@ def test_plan_takes_every_option(capsys):
         ("--op layer_norm --shape 1x2147483648", "to 2130706431 parameters, there are 2147483648"),
         ("--op group_norm --shape 67108864x32", "to 2147483647 statistics, there are 2147483648"),
         ("--op batch_norm --shape 2x2147483648", "to 2147483647 statistics, there are 2147483648"),
+        (
+            "--op layer_norm --shape 144115188075855872x1",
+            "--shape must have and span less than 2**57",
+        ),
     ],
 )
 def test_plan_says_what_is_wrong(words, message, capsys):

@@ -55,9 +55,11 @@ def test_example_prints_the_worked_numbers(name):
 def test_the_page_lists_every_status():
     rows = dict(re.findall(r"^\| (\d+) \| (\w+) \|", PAGES[0].read_text(), re.MULTILINE))
     assert rows == {str(int(status)): status.name for status in aclnn.Status}
+    assert all(getattr(aclnn, name) == int(value) for value, name in rows.items())
     text = PAGES[1].read_text().split("## Statuses\n")[1]
     for status in infiniop.infiniStatus_t:
         assert re.search(rf"\b{int(status)} [a-z]", text)
+        assert getattr(infiniop, status.name) is status
 
 
 def test_the_page_lists_every_product():

@@ -63,10 +63,7 @@ from normgrad.aclnn.runtime import (
     aclrtSynchronizeStream as aclrtSynchronizeStream,
 )
 from normgrad.aclnn.status import (
-    ACL_SUCCESS as ACL_SUCCESS,
-    ACLNN_SUCCESS as ACLNN_SUCCESS,
     SENTENCES as SENTENCES,
-    Status as Status,
     aclGetRecentErrMsg as aclGetRecentErrMsg,
 )
 from normgrad.aclnn.tensors import (

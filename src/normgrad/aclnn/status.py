@@ -1,37 +1,11 @@
-"""Every status, with a sentence."""
+"""The sentence of every status, and how a function fails with one."""
 
-from enum import IntEnum
 from typing import Final
 
+from normgrad.aclnn.constants import ACL_SUCCESS, Status
 from normgrad.device import messages
 from normgrad.device.failures import StatusError, fail, reports
 
-
-class Status(IntEnum):
-    """What the functions return."""
-
-    ACL_SUCCESS = 0
-    # The operators: aclnnStatus.
-    ACLNN_ERR_PARAM_NULLPTR = 161001
-    ACLNN_ERR_PARAM_INVALID = 161002
-    ACLNN_ERR_RUNTIME_ERROR = 361001
-    ACLNN_ERR_INNER = 561000
-    ACLNN_ERR_INNER_FIND_KERNEL_ERROR = 561003
-    ACLNN_ERR_INNER_CREATE_EXECUTOR = 561101
-    ACLNN_ERR_INNER_NULLPTR = 561103
-    # The runtime: aclError.
-    ACL_ERROR_INVALID_PARAM = 100000
-    ACL_ERROR_UNINITIALIZE = 100001
-    ACL_ERROR_REPEAT_INITIALIZE = 100002
-    ACL_ERROR_RT_INVALID_DEVICEID = 107001
-    ACL_ERROR_RT_CONTEXT_NULL = 107002
-    ACL_ERROR_RT_STREAM_CONTEXT = 107003
-    ACL_ERROR_BAD_ALLOC = 200000
-    ACL_ERROR_INTERNAL_ERROR = 500000
-
-
-ACL_SUCCESS: Final = Status.ACL_SUCCESS
-ACLNN_SUCCESS: Final = Status.ACL_SUCCESS
 NULLPTR: Final = Status.ACLNN_ERR_PARAM_NULLPTR
 INVALID: Final = Status.ACLNN_ERR_PARAM_INVALID
 RUNTIME: Final = Status.ACLNN_ERR_RUNTIME_ERROR
@@ -76,7 +50,6 @@ runtime_status = reports(*RUNTIME_CODES, _bare)
 operator_status = reports(*OPERATOR_CODES, _bare)
 
 __all__ = [
-    "ACLNN_SUCCESS",
     "ACL_SUCCESS",
     "BAD_PARAM",
     "INVALID",

@@ -30,8 +30,8 @@ def compare(
     ``relative`` compares times over the floor of their own run, for runs on machines or days of
     different memory speed.
     """
-    old = {row.key: row for row in before.rows if row.backend != "none"}
-    new = {row.key: row for row in after.rows if row.backend != "none"}
+    old = {row.key: row for row in before.our_rows}
+    new = {row.key: row for row in after.our_rows}
     changes = [_change(row, new.get(key), threshold, relative) for key, row in old.items()]
     for key, row in new.items():
         if key not in old:

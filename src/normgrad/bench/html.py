@@ -16,18 +16,16 @@ def save(record: Record, path: Path) -> None:
 
 def render(record: Record) -> str:
     """The page as text."""
-    bad = [row for row in record.rows if row.backend != "none" and not row.verified]
     settings = record.settings
     lead = (
         f"{len(record.rows)} rows on {escape(str(settings.get('device', 'this machine')))}, "
         f"measured {escape(str(settings.get('started', 'at an unknown time')))}. "
         f"Copy in the same run: {record.copy_gbps:.0f} GB/s, bytes read plus written. "
     )
-    lead += (
-        f"{len(bad)} of our results are wrong or refused."
-        if bad
-        else "Every result of ours is right."
-    )
+    if record.bad_rows:
+        lead += f"{len(record.bad_rows)} of our results are wrong or refused."
+    elif record.our_rows:
+        lead += "Every result of ours is right."
     parts = [f"<p>{lead}</p>", section("Summary", _summary(record))]
     missing = plots.unavailable()
     if missing:
@@ -71,7 +69,7 @@ def _summary(record: Record) -> str:
 
 def _rows(record: Record) -> str:
     peers = record.peer_names
-    ours = any(row.backend != "none" for row in record.rows)
+    ours = bool(record.our_rows)
     header = ["operator", "shape", "type", "layout", "mask", "MB", "floor ms"]
     if ours:
         header += ["out= ms", "spread", "share of floor", "alloc ms", "host µs", "peak MB", "error"]

@@ -127,7 +127,7 @@ def _height(record: Record, draw: Any) -> float:
     if draw is _speedups:
         return 1.4 + 0.155 * sum(len(bars) + 0.8 for _, bars in _bars(record))
     operators = len({row.op for row in record.rows})
-    return 3.6 * math.ceil(operators / 3)
+    return 3.6 * max(math.ceil(operators / 3), 1)  # a run without rows has a picture that says so
 
 
 def _nothing(panel: Any, record: Record) -> None:
@@ -193,7 +193,7 @@ def _legend(panel: Any, series: dict[str, dict[str, Any]], record: Record) -> No
 def _points(row: Row, record: Record) -> list[tuple[str, dict[str, Any], float]]:
     """Label, style and bandwidth: ours, or the peers' where ours was not measured at all."""
     marker = "o" if row.layout == "contiguous" else "s"
-    if any(one.backend != "none" for one in record.rows):
+    if record.our_rows:
         if row.gbps is None:
             return []
         colour = COLOURS[row.dtype]

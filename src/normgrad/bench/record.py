@@ -139,6 +139,16 @@ class Record:
         others = [name for row in self.rows for name in (*row.wrong_peers, *row.peer_faults)]
         return list(dict.fromkeys(timed + others))
 
+    @property
+    def our_rows(self) -> list[Row]:
+        """Those in which we took part, and not the peers alone."""
+        return [row for row in self.rows if row.backend != "none"]
+
+    @property
+    def bad_rows(self) -> list[Row]:
+        """Those where our result is wrong or could not be had."""
+        return [row for row in self.our_rows if row.right_ms is None]
+
     def raise_copy(self, gbps: float) -> None:
         """Take a faster copy, measured later in the same run, for all rows."""
         if gbps <= self.copy_gbps:

@@ -68,9 +68,15 @@ class Session:
         first = {}
         if "out" in runners:
             first = {role: array.clone() for role, array in runners["out"].results().items()}
+        sums = _sums(problem)
         for peer in self.peers:
             runner = self._admit(peer, problem, known, row)
-            if runner is not None:
+            changed = [role for role, now in _sums(problem).items() if now != sums[role]]
+            if changed:  # others would be judged by numbers that the truth does not know
+                row.set_fault("wrong", f"it changed its operand {changed[0]}", peer.name)
+                for role, array in problems.make(workload, self.device, self.seed).operands.items():
+                    problem.operands[role].copy_(array)
+            elif runner is not None:
                 runners[peer.name] = runner
         del known
         copies = self.timer.near_copies()
@@ -210,6 +216,13 @@ def _tiny(workload: Workload) -> Workload:
     if case.op is Op.GROUP_NORM:
         sizes[1] = case.num_groups
     return Workload(dataclasses.replace(case, id="tiny", shape=tuple(sizes)), workload.dtype)
+
+
+def _sums(problem: DeviceProblem) -> dict[str, int]:
+    """A number for each operand that a changed bit changes."""
+    return {
+        role: int(_bits(array).sum(dtype=torch.int64)) for role, array in problem.operands.items()
+    }
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,10 @@ Every element of every result is checked, on the device where it lies.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -100,21 +102,33 @@ def judge(problem: DeviceProblem, known: Truth, results: Results) -> list[Measur
     """The worst element of every wanted result."""
     measured = []
     for role, want in known.values.items():
-        got = results.get(role)
-        if got is None:
-            measured.append(Measurement(role, float("inf"), 0.0, (), float("nan"), float("nan")))
-            continue
+        got = results[role]
         dtype = TorchKind().view(got, role).tensor.dtype
         shape = want.shape
         wide = got.detach().reshape(shape).to(torch.float64)
         budget = _budget(problem, known, role, dtype)
-        share = (wide - want).abs_().div_(budget).nan_to_num_(nan=float("inf"))
-        worst = int(share.argmax())
-        one = [float(array.reshape(-1)[worst]) for array in (wide, want, budget)]
-        found = measure(role, one[0], one[1], one[2], dtype)
-        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), got.shape))
+        places = _worst(wide, want, budget)
+        few = [array.reshape(-1)[places].cpu() for array in (wide, want, budget)]
+        found = measure(role, few[0], few[1], few[2], dtype)
+        worst = places[found.index[0]].cpu()
+        index = tuple(int(i) for i in torch.unravel_index(worst, got.shape))
         measured.append(dataclasses.replace(found, index=index))
     return measured
+
+
+def _worst(got: Tensor, want: Tensor, budget: Tensor) -> Tensor:
+    """Where the worst element can be: one place or two.
+
+    An infinity may be right, where the type has no more, and must not hide what is not: the worst
+    of them is that of the smallest truth.
+    """
+    share = (got - want).abs_().div_(budget).nan_to_num_(nan=math.inf)
+    infinite = got.isinf()
+    if not infinite.any():
+        return share.argmax().reshape(1)
+    others = share.masked_fill_(infinite, -1.0).argmax()
+    size = (want * got.sign()).add_(budget).masked_fill_(~infinite, math.inf)
+    return torch.stack((others, size.argmin()))
 
 
 def _budget(problem: DeviceProblem, known: Truth, role: str, dtype: str) -> Tensor:
@@ -130,13 +144,17 @@ def wrong(
     problem: DeviceProblem, known: Truth, results: Results, allowance: float
 ) -> tuple[str | None, float]:
     """Why results are not right, or None; and the worst share of the budget."""
+    for role, want in known.values.items():
+        misfit = _misfit(role, results.get(role), want)
+        if misfit is not None:
+            return misfit, math.inf
     worst_share = 0.0
     reason = None
     for found in judge(problem, known, results):
         worst_share = max(worst_share, found.share)
         if found.share <= allowance:
             continue
-        if allowance > 1 and found.role != "dx" and found.role in results:
+        if allowance > 1 and found.role != "dx":
             want = known.values[found.role]
             error = results[found.role].reshape(want.shape).to(torch.float64) - want
             if float(error.norm()) <= PEER_RELATIVE * float(want.norm()):
@@ -147,6 +165,19 @@ def wrong(
                 f"{found.want:.6g}: {found.share:.3g} times the budget"
             )
     return reason, worst_share
+
+
+def _misfit(role: str, got: Any, want: Tensor) -> str | None:
+    """Why a result cannot be compared with the truth, or None; any shape of that size will do."""
+    if got is None:
+        return f"{role} is missing"
+    if not isinstance(got, Tensor) or got.layout is not torch.strided:
+        return f"{role} is no dense tensor of torch's: {type(got).__name__}"
+    dtype = str(got.dtype).removeprefix("torch.")
+    if dtype not in FLOATS or got.device != want.device or got.numel() != want.numel():
+        found = f"{got.numel()} elements of {dtype} on {got.device}"
+        return f"{role} has {found}, should have {want.numel()} of a float type on {want.device}"
+    return None
 
 
 __all__ = ["Truth", "judge", "truth", "wrong"]

@@ -46,6 +46,11 @@ def default_prefix() -> Path:
     return Path.home() / ".local" / "share" / "normgrad" / f"capi-{sys.implementation.cache_tag}"
 
 
+def prefix_option(prefix: Path) -> str:
+    """What the two commands must be told about an absolute prefix; nothing of the default."""
+    return "" if prefix == default_prefix().absolute() else f" --prefix {prefix}"
+
+
 def compiler() -> list[str]:
     """The C compiler: ``CC``, else cc, gcc or clang. Raises where there is none."""
     wish = os.environ.get("CC", "")

@@ -15,7 +15,7 @@ from normgrad.errors import BackendError, NormgradError, OptionError
 from normgrad.spec import Op
 
 if TYPE_CHECKING:
-    from normgrad.bench.record import Record, Row
+    from normgrad.bench.record import Record
     from normgrad.bench.session import Session
 
 
@@ -37,7 +37,9 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--suite", choices=suites.SUITES, help="a named list of rows")
     what.add_argument("--op", choices=[op.value for op in Op], help="one operator only")
-    what.add_argument("--shape", action="append", help="instead of a suite: as 32x64x56x56")
+    what.add_argument(
+        "--shape", action="append", help="instead of a suite, as 32x64x56x56; may be repeated"
+    )
     what.add_argument("--dtype", action="append", choices=list(FLOATS), help="may be repeated")
     what.add_argument("--layout", action="append", choices=suites.LAYOUTS, help="may be repeated")
     what.add_argument("--mask", help="wanted results as bits, as 100 for the input gradient")
@@ -116,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     if fault:
         print(fault)
     _write(args, record)
-    bad = _bad(record)
+    bad = record.bad_rows
     print(f"{len(record.rows)} rows, {len(bad)} of ours wrong or refused")
     return 1 if bad or not record.rows or stopped else 0
 
@@ -128,10 +130,6 @@ def _copy_again(session: "Session", record: "Record") -> None:
     if again > record.copy_gbps:
         record.raise_copy(again)
         print(f"copy after the last row: {again:.0f} GB/s, faster: it is the floor in all files")
-
-
-def _bad(record: "Record") -> "list[Row]":
-    return [row for row in record.rows if row.backend != "none" and row.right_ms is None]
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -148,7 +146,7 @@ def _show(args: argparse.Namespace) -> int:
     record = read_json(args.source)
     for line in text.heading(record, len(record.rows)):
         print(line)
-    ours = any(row.backend != "none" for row in record.rows)
+    ours = bool(record.our_rows)
     lines = terminal.Lines(text.header(ours, record.peer_names))
     for row in record.rows:
         lines.add(text.cells(row, ours, record.peer_names))
@@ -156,7 +154,7 @@ def _show(args: argparse.Namespace) -> int:
     for note in text.notes(record):
         print(note)
     _write(args, record)
-    return 1 if _bad(record) else 0
+    return 1 if record.bad_rows else 0
 
 
 def _backend(name: str | None) -> str | None:

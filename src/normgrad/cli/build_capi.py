@@ -24,6 +24,6 @@ def run(args: argparse.Namespace) -> int:
     print(f"built the C libraries in {prefix}")
     if not build.has_libpython():
         print("This Python has no shared library: only Python programs can load them (ctypes).")
-    option = "" if prefix == build.default_prefix().absolute() else f" --prefix {prefix}"
-    print(f"compile with: g++ -std=c++11 program.cpp $(normgrad capi-flags{option})")
+    flags = f"normgrad capi-flags{build.prefix_option(prefix)}"
+    print(f"compile with: g++ -std=c++11 program.cpp $({flags})")
     return 0

@@ -26,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the flags on one line."""
     prefix = build.checked_prefix(args.prefix)
     if not (prefix / "lib64" / build.LIBRARY).exists():
-        msg = f"there are no libraries in {prefix}: run 'normgrad build-capi' first"
+        command = f"normgrad build-capi{build.prefix_option(prefix)}"
+        msg = f"there are no libraries in {prefix}: run '{command}' first"
         raise build.BuildError(msg)
     flags = []
     if args.cflags or not args.libs:

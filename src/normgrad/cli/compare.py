@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
         terminal.table("normgrad compare", header, [_cells(change) for change in shown])
     print(f"copy: {before.copy_gbps:.0f} GB/s before, {after.copy_gbps:.0f} GB/s after")
     counts = Counter(change.verdict for change in changes)
-    print(", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())) or "no rows")
+    listed = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    print(listed or "nothing to compare: neither run has a row of ours (peers are not compared)")
     return 1 if any(change.verdict in BAD for change in changes) or not changes else 0
 
 

@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mask", help="wanted results as bits, as 100 for the input gradient")
     parser.add_argument("--inference", action="store_true", help="of batch norm")
     parser.add_argument(
-        "--statistics-dtype", choices=list(FLOATS), help="of statistics and weight (float32)"
+        "--statistics-dtype",
+        choices=list(FLOATS),
+        help="of statistics and weight (float32, or float64 for such data)",
     )
     parser.add_argument("--device", choices=list(KNOWN), help="default: the GPU here, or an H200")
 

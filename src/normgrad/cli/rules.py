@@ -23,6 +23,8 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
 OPTIONS: Final = {
     "shape": "--shape",
     "x": "--shape",
+    "dy": "--shape",
+    "dx": "--shape",
     "groups": "--groups",
     "num_groups": "--groups",
     "normalized": "--normalized",

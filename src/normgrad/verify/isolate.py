@@ -28,21 +28,22 @@ def run(
         )
         process.start()
         theirs.close()
-        with contextlib.suppress(EOFError, ConnectionResetError):
-            while done < len(blanks) and ours.poll(_SECONDS):
-                answer = ours.recv()
-                if isinstance(answer, Exception):
-                    process.join()
-                    raise answer
-                yield answer
+        try:
+            with contextlib.suppress(EOFError, ConnectionResetError):
+                while done < len(blanks) and ours.poll(_SECONDS):
+                    answer = ours.recv()
+                    if isinstance(answer, Exception):
+                        raise answer
+                    yield answer
+                    done += 1
+            if done < len(blanks):
+                yield _dead(process, blanks[done])
                 done += 1
-        if done < len(blanks):
-            yield _dead(process, blanks[done])
-            done += 1
-        if process.is_alive():
-            process.kill()
-        process.join()
-        ours.close()
+        finally:  # also where the caller wants no more
+            if process.is_alive():
+                process.kill()
+            process.join()
+            ours.close()
 
 
 def _dead(process: Any, blank: Outcome) -> Outcome:
@@ -76,6 +77,7 @@ def _signal_name(number: int) -> str:
 def _serve(
     connection: Connection, factory: Factory, arguments: tuple[Any, ...], jobs: Sequence[int]
 ) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is our caller's: it ends this process
     try:
         work = factory(*arguments)
     except Exception as error:
