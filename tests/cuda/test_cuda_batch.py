@@ -22,7 +22,7 @@ COLUMNS = ("rows", "width", "bins", "pieces", "BINS", "SPANS", "STEP", "OWN", *T
 DECIDE = {
     "row_ring.whole_rows": ("CHUNK", "CHUNKS", "STACKED", "SAMPLES", "PIXELS", *TILES),
     "planes.plane_slabs": ("piece", "TEAM", "WINDOW", "CHUNKS", *TEAMS),
-    "columns.column_slabs": ("UNIT", "SOLO", "front", "units", *COLUMNS),
+    "columns.column_slabs": ("UNIT", "MOST", "SOLO", "front", "units", *COLUMNS),
     "column_streams.column_streams": ("parts", "stream", "HELD", "FIXED", *COLUMNS),
     "sums.plane_sums": ("splits", "planes", "pieces", "run", "WINDOW", *TILES),
     "sums.column_sums": ("splits", "blocks", "rows", "times", *TILES),
@@ -131,6 +131,7 @@ compare((4, 257), layer, dtype="f2")
 for view in (np.ascontiguousarray, last):
     backend.INTERPRETER = device.INTERPRETER
     compare((4, 15, 5, 5), group(3), view)
+    compare((3, 48, 33, 32), group(3), view)  # channels last: two units for a block, one for few
     backend.INTERPRETER = device.Device("small", 80, 3, 65536, 60 << 10)  # no ring
     compare((4, 12, 40, 5), group(3), view)
     compare((4, 4, 23, 23), group(2), view, "f2")
@@ -143,3 +144,28 @@ print("done")
 def test_slices_of_a_batch_have_its_bits():
     """Also those that start at no multiple of 16 bytes, whose statistics do not either."""
     assert interpreted("-c", SLICES).strip() == "done"
+
+
+UNITS = """
+from normgrad import verify
+from normgrad.plan import make_plan
+from normgrad.spec import Op
+
+# A sample in two blocks of 9 and 8 tiles, with a word each; three in one block each, with two.
+for samples, times, tiles in ((1, 2, 9), (3, 1, 17)):
+    shape = (samples, 48, 33, 32)
+    case = verify.Case(
+        id="units", op=Op.GROUP_NORM, shape=shape, layout="channels-last", num_groups=3
+    )
+    problem = verify.make_problem(case, "float32", 0)
+    for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
+        assert measured.ok, (samples, measured)
+    step = make_plan(problem.spec, "cuda").config.steps[-1]
+    given = dict(step.arguments) | dict(step.constants)
+    assert (given["times"], given["CHUNKS"], given["UNIT"]) == (times, tiles, 9), given
+print("done")
+"""
+
+
+def test_blocks_of_one_unit_and_of_two():
+    assert interpreted("-c", UNITS).strip() == "done"

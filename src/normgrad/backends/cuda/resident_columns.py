@@ -44,7 +44,7 @@ _TILE = 0.049  # for each tile of a multiprocessor: barriers
 _BESIDE, _FEW_WORDS = 0.3, 2000
 # Tiles of a block that are made two units of: group norm of one sample of 640x32x32 takes 11.4 us
 # so, 16.7 without; of 64 samples no longer.
-_LEAST_UNITS = 4
+_LEAST_UNITS, _UNITS = 4, 2
 _LEAST = 0.62  # what is left of all this however many tiles arrive meanwhile
 # Batch norm with blocks that have room for more tiles than their share of at most 17, and up to 16
 # partners, waits so much less in each round: 256x2048x7x7 in float32 reads 80.3 instead of 79.0 %,
@@ -130,10 +130,11 @@ class Cut:
     @property
     def held(self) -> int:
         """Tiles that move on to registers; nothing comes during the wait of the only round."""
+        if self.streams:
+            return self.block.held
         waits = self.rounds > 1 and self.team > 1
-        if self.streams or waits:
-            return min(self.block.held, self.tiles)
-        return max(0, self.tiles - self.block.chunks)
+        ahead = min(self.block.held, self.tiles) if waits else 0
+        return max(ahead, self.tiles - self.block.chunks)
 
     @property
     def units(self) -> int:
@@ -202,10 +203,10 @@ def _blocks(data: Slabs) -> tuple[Block, ...]:
     """To choose from: four on a multiprocessor of an H200, two, or one.
 
     The fourth has tiles of one vector a thread, whose sums take few registers: slabs of 51 MB fit.
-    It does not stream (5 to 7 points behind). With more tiles held it spills. The last is for small
-    teams of batch norm.
+    It does not stream (5 to 7 points behind). With more tiles held it spills, in 16 bits and with
+    fewer than 48 of them with 21. The last is for small teams of batch norm.
     """
-    held = 21
+    held = 21 if data.itemsize == 4 else 20
     roomy = Block(8, 8 << 10, 13, 255, held=10 if data.itemsize == 4 else 9, most=_ROOMY)
     return (
         Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2),
@@ -244,7 +245,7 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
     rows = block.chunk_bytes // data.itemsize // cols
     pieces = ceil_div(width, cols)
     bins, spans = _bins(data.group, width, cols)
-    if data.group > 1 and bins * cols > _ONE_HOT * THREADS * block.warps:
+    if data.group > 1 and _UNITS * bins * cols > _ONE_HOT * THREADS * block.warps:
         return
     # Besides the tiles, what sums across warps need.
     shared = 2 * block.chunks * block.chunk_bytes + 512 + 8 * cols * block.warps
@@ -332,7 +333,7 @@ def _in_units(cut: Cut, data: Slabs) -> Cut:
     """The same with sums of two units for each block, where blocks of one are of use."""
     if data.group == 1 or cut.own or cut.streams or cut.team == 1 or cut.tiles < _LEAST_UNITS:
         return cut
-    return replace(cut, unit=ceil_div(cut.tiles, 2))
+    return replace(cut, unit=ceil_div(cut.tiles, _UNITS))
 
 
 def slabs_of(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> Slabs | None:
@@ -410,6 +411,7 @@ def add_columns(
         kernel = "columns.column_slabs"
         arguments["times"] = cut.times
         constants |= {"CHUNKS": cut.tiles, "UNIT": cut.unit or cut.tiles, "SOLO": solo}
+        constants["MOST"] = _UNITS if cut.unit else 1
         constants["TOGETHER"] = cut.rounds > 1  # see `own_copies`
     builder.launch_teams(
         kernel,

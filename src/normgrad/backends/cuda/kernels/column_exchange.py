@@ -150,12 +150,16 @@ def publish_groups(
     BINS: tl.constexpr,
     SPANS: tl.constexpr,
     UNITS: tl.constexpr,
+    MOST: tl.constexpr,
     KEPT: tl.constexpr,
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,
 ):
-    """Group norm: the sums of a block's groups with gamma inside, a word for each and each unit."""
-    ALL: tl.constexpr = UNITS * BINS
+    """Group norm: the sums of a block's groups with gamma inside, a word for each and each unit.
+
+    There is room for those of MOST units, so that threads share the columns alike for any UNITS.
+    """
+    ALL: tl.constexpr = MOST * BINS
     LANES: tl.constexpr = min(32, ALL)
     hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     # Columns lie in threads as those of `hot` do.
@@ -178,7 +182,8 @@ def publish_groups(
     t1, t2 = sum_pairs(t1, t2, 0)
     if not SOLO:
         unit = above * UNITS + number // BINS
-        publish_sums(mail, unit, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
+        there = gl.where(number // BINS < UNITS, columns, 0)  # of such a unit
+        publish_sums(mail, unit, start, there, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
     return t1, t2
 
 
@@ -201,6 +206,7 @@ def exchange(
     STEP: tl.constexpr,
     OWN: tl.constexpr,
     UNITS: tl.constexpr,
+    MOST: tl.constexpr,
     KEPT: tl.constexpr,  # warps that have kept sums of a column; 0: none has
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,
@@ -243,7 +249,7 @@ def exchange(
                 gl.store(to + images.to(tl.int64) * channels * parts, t2, mask=ok)
             t1, t2 = publish_groups(
                 kept, mail, above, (start, columns, left), bins, gamma,
-                GROUP_SIZE, COLS, BINS, SPANS, UNITS, KEPT, WARPS, SOLO,
+                GROUP_SIZE, COLS, BINS, SPANS, UNITS, MOST, KEPT, WARPS, SOLO,
             )  # fmt: skip
         else:
             if KEPT:

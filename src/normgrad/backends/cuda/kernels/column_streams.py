@@ -126,10 +126,10 @@ def column_streams(
     strip = strip_of(first_slab, part, ALIGN)
     for ahead in tl.range(0, DEPTH):  # fewer than the loads of a slab
         number = _turned(zero + ahead, ring, HELD, FIXED)
-        copy_tile(data, ahead, strip, number, row_step, ROWS, COLS, ALIGN, False)
+        copy_tile(data, ahead, strip, number, row_step, ROWS, COLS, ALIGN)
     for ahead in tl.range(0, FIXED):
         number = zero + HELD + ahead
-        copy_tile(data, DEPTH + ahead, strip, number, row_step, ROWS, COLS, ALIGN, False)
+        copy_tile(data, DEPTH + ahead, strip, number, row_step, ROWS, COLS, ALIGN)
     await_step_before(EARLY)  # it cleared the words
     thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
     turn = zero
@@ -148,7 +148,7 @@ def column_streams(
             values = take_own(data, slot, VECTOR, ROWS * COLS)
             held = held + (values,)
             number = _turned(zero + visit + DEPTH, ring, HELD, FIXED)
-            copy_tile(data, slot, strip, number, step, ROWS, COLS, ALIGN, False)
+            copy_tile(data, slot, strip, number, step, ROWS, COLS, ALIGN)
             s1, s2 = add_tile(s1, s2, values, centre)
         for visit in tl.range(0, gl.maximum(stream, FIXED)):
             wait(slab, DEPTH - 1)
@@ -157,7 +157,7 @@ def column_streams(
                 values = take_own(data, slot, VECTOR, ROWS * COLS)
                 if visit < stream - kept:
                     number = _turned(zero + HELD + visit + DEPTH, ring, HELD, FIXED)
-                    copy_tile(data, slot, strip, number, step, ROWS, COLS, ALIGN, False)
+                    copy_tile(data, slot, strip, number, step, ROWS, COLS, ALIGN)
                 else:
                     commit(slab)
                 s1, s2 = add_tile(s1, s2, values, centre)
@@ -167,7 +167,7 @@ def column_streams(
         keep_sums(warp_sums.index(0), s1, s2, DOWN, ONCE, ROWS, COLS)
         scale, tilt, shift = exchange(
             warp_sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps,
-            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, 1, DOWN, WARPS,
+            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, 1, 1, DOWN, WARPS,
             False, PHASE,
         )  # fmt: skip
         if MEETS:  # noqa: SIM102
@@ -188,7 +188,7 @@ def column_streams(
             over = later >= loads
             number = _turned(gl.where(over, later - loads, later), ring, HELD, FIXED)
             source = either(over, following, strip)
-            copy_tile(data, slot, source, number, step, ROWS, COLS, ALIGN, False)
+            copy_tile(data, slot, source, number, step, ROWS, COLS, ALIGN)
             if PHASE % 2 == 0:
                 wide = (widen(tile_dy), widen(tile_x))
                 number = _turned(load, ring, HELD, FIXED)
@@ -197,7 +197,7 @@ def column_streams(
             slot = zero + DEPTH + visit
             tile_dy, tile_x = take_own(data, slot, VECTOR, ROWS * COLS)
             number = zero + HELD + visit
-            copy_tile(data, slot, following, number, step, ROWS, COLS, ALIGN, False)
+            copy_tile(data, slot, following, number, step, ROWS, COLS, ALIGN)
             if PHASE % 2 == 0:
                 wide = (widen(tile_dy), widen(tile_x))
                 write_tile(dx, wide, factors, strip, number, step, local, cols, ROWS, ALIGN)

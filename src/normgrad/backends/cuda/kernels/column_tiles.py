@@ -51,7 +51,7 @@ def copy_tile(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     ALIGN: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    TOGETHER: tl.constexpr = False,
 ):
     """Ask for a tile, all warps TOGETHER or each for itself."""
     x, dy, _, local, cols, _, _ = data

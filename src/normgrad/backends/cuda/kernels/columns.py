@@ -74,7 +74,8 @@ def column_slabs(
     GROUP_SIZE: tl.constexpr,  # columns of a bin
     VARIANCE: tl.constexpr,
     CHUNKS: tl.constexpr,  # tiles of a block's share: at most DEPTH + HELD
-    UNIT: tl.constexpr,  # tiles that are added up together
+    UNIT: tl.constexpr,  # tiles that are added up together,
+    MOST: tl.constexpr,  # in so many units where there are many images
     DEPTH: tl.constexpr,  # tiles that there is room for in shared memory
     HELD: tl.constexpr,  # tiles that move on to registers
     ROWS: tl.constexpr,
@@ -86,7 +87,7 @@ def column_slabs(
     VECTOR: tl.constexpr,  # elements of 16 bytes
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,  # a team of one
-    TOGETHER: tl.constexpr,  # the warps ask for each tile together
+    TOGETHER: tl.constexpr,  # the warps ask for what follows a held tile together
     ALIGN: tl.constexpr,
     MEETS: tl.constexpr,  # the blocks wait for each other and join group norm's partials
     CHANNELS: tl.constexpr,  # in tiles of so many channels
@@ -131,7 +132,7 @@ def column_slabs(
     unknown = parts >> 30  # 0
     for ahead in (gl.static_range if FEW else tl.range)(0, DEPTH):
         early = strip_of(first_slab + ahead // CHUNKS * teams, part, ALIGN)
-        copy_tile(data, ahead, early, ahead % CHUNKS, row_step, ROWS, COLS, ALIGN, TOGETHER)
+        copy_tile(data, ahead, early, ahead % CHUNKS, row_step, ROWS, COLS, ALIGN)
     await_step_before(EARLY)  # it cleared the words
     thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
     turn = slabs * 0
@@ -175,8 +176,8 @@ def column_slabs(
         # Offsets from a fresh start are not kept from round to round: 16 bytes of spills less.
         scale, tilt, shift = exchange(
             sums, mail, (above, fresh(start), columns, image, left), sizes, vectors, count,
-            eps, by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, UNITS, KEPT,
-            WARPS, SOLO, PHASE,
+            eps, by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, UNITS, MOST,
+            KEPT, WARPS, SOLO, PHASE,
         )  # fmt: skip
         if MEETS:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there
@@ -199,7 +200,7 @@ def column_slabs(
             else:
                 later = either(chunk + DEPTH < FAR * CHUNKS + turn * 0, near, far)
             number = (chunk + DEPTH) % CHUNKS
-            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, TOGETHER)
+            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN)
             if WRITES:
                 wide = (widen(tile_dy), widen(tile_x))
                 write_tile(dx, wide, factors, strip, chunk, step, local, cols, ROWS, ALIGN)
