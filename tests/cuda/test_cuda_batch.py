@@ -2,7 +2,6 @@
 start in memory."""
 
 import pytest
-from cuda_plans import launches, plan
 from interpreted import interpreted
 
 from normgrad.backends.cuda.device import KNOWN
@@ -18,12 +17,12 @@ pytest.importorskip("triton")
 # what is read gets there.
 TILES = ("ROWS", "COLS", "VECTOR", "WARPS")
 TEAMS = ("rows", "share", "pieces", "team", "SOLO", *TILES)
-COLUMNS = ("rows", "width", "bins", "pieces", "BINS", "SPANS", "STEP", "OWN", *TILES)
+COLUMNS = ("rows", "parts", "width", "bins", "pieces", "BINS", "SPANS", "STEP", "OWN", *TILES)
 DECIDE = {
     "row_ring.whole_rows": ("CHUNK", "CHUNKS", "STACKED", "SAMPLES", "PIXELS", *TILES),
     "planes.plane_slabs": ("piece", "TEAM", "WINDOW", "CHUNKS", *TEAMS),
-    "columns.column_slabs": ("UNIT", "MOST", "SOLO", "front", "units", *COLUMNS),
-    "column_streams.column_streams": ("parts", "stream", "HELD", "FIXED", *COLUMNS),
+    "columns.column_slabs": ("CHUNKS", "SOLO", *COLUMNS),
+    "column_streams.column_streams": ("stream", "HELD", "FIXED", *COLUMNS),
     "sums.plane_sums": ("splits", "planes", "pieces", "run", "WINDOW", *TILES),
     "sums.column_sums": ("splits", "blocks", "rows", "times", *TILES),
     "sums.unit_sums": ("run", *TILES),
@@ -45,9 +44,6 @@ def sums_of(shape, dtype, layout, device, groups):
         if not isinstance(step, Launch) or step.kernel.startswith(OTHERS):
             continue
         sizes = dict(step.arguments) | dict(step.constants)
-        if step.kernel == "columns.column_slabs":  # few samples have more blocks with fewer units
-            sizes["front"] = sizes["parts"] // sizes["times"]
-            sizes["units"] = sizes["parts"] * -(-sizes["CHUNKS"] // sizes["UNIT"])
         made.append((step.kernel, [(name, sizes.get(name)) for name in DECIDE[step.kernel]]))
     return made
 
@@ -66,17 +62,6 @@ def test_groups_are_cut_alike_for_any_number_of_samples(dtype, name, layout):
             )
             for count, other in zip(SAMPLES[1:], others, strict=True):
                 assert other == first, (size, groups, count)
-
-
-def test_few_samples_have_more_blocks():
-    """Of one unit each, not two."""
-    times = {}
-    for count in SAMPLES:
-        program = plan("group_norm", f"{count}x640x32x32", layout="channels-last")
-        (step,) = (one for one in launches(program) if one.kernel == "columns.column_slabs")
-        times[count] = dict(step.arguments)["times"]
-    assert times[1] == times[5] == 2
-    assert times[33] == times[200] == 1
 
 
 SLICES = """
@@ -131,7 +116,6 @@ compare((4, 257), layer, dtype="f2")
 for view in (np.ascontiguousarray, last):
     backend.INTERPRETER = device.INTERPRETER
     compare((4, 15, 5, 5), group(3), view)
-    compare((3, 48, 33, 32), group(3), view)  # channels last: two units for a block, one for few
     backend.INTERPRETER = device.Device("small", 80, 3, 65536, 60 << 10)  # no ring
     compare((4, 12, 40, 5), group(3), view)
     compare((4, 4, 23, 23), group(2), view, "f2")
@@ -144,28 +128,3 @@ print("done")
 def test_slices_of_a_batch_have_its_bits():
     """Also those that start at no multiple of 16 bytes, whose statistics do not either."""
     assert interpreted("-c", SLICES).strip() == "done"
-
-
-UNITS = """
-from normgrad import verify
-from normgrad.plan import make_plan
-from normgrad.spec import Op
-
-# A sample in two blocks of 9 and 8 tiles, with a word each; three in one block each, with two.
-for samples, times, tiles in ((1, 2, 9), (3, 1, 17)):
-    shape = (samples, 48, 33, 32)
-    case = verify.Case(
-        id="units", op=Op.GROUP_NORM, shape=shape, layout="channels-last", num_groups=3
-    )
-    problem = verify.make_problem(case, "float32", 0)
-    for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
-        assert measured.ok, (samples, measured)
-    step = make_plan(problem.spec, "cuda").config.steps[-1]
-    given = dict(step.arguments) | dict(step.constants)
-    assert (given["times"], given["CHUNKS"], given["UNIT"]) == (times, tiles, 9), given
-print("done")
-"""
-
-
-def test_blocks_of_one_unit_and_of_two():
-    assert interpreted("-c", UNITS).strip() == "done"

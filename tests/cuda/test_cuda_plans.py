@@ -246,16 +246,12 @@ def test_slabs_of_columns_are_covered(known):
             assert given["slabs"] == given["images"] * given["split"], name
             assert given["teams"] <= given["slabs"], name
             assert given["bins"] * group == width, name
-            units = 1
             if "FIXED" in sizes:
                 tiles = sizes["FIXED"] + sizes["HELD"] + given["stream"]
                 assert sizes["FIXED"] + sizes["HELD"] >= sizes["DEPTH"], name
                 assert given["stream"] >= sizes["DEPTH"], name
             else:
                 tiles = sizes["CHUNKS"]
-                units = -(-tiles // sizes["UNIT"])
-                assert given["parts"] % given["times"] == 0, name
-                assert given["times"] == 1 or tiles % sizes["UNIT"] == 0, name
                 assert sizes["HELD"] <= tiles <= sizes["DEPTH"] + sizes["HELD"], name
             assert given["parts"] * tiles * sizes["ROWS"] >= given["rows"], name
             # Groups that a block's columns lie in, and blocks that a group's columns lie in.
@@ -270,7 +266,7 @@ def test_slabs_of_columns_are_covered(known):
             assert rest == 0, name
             if step.cooperative:
                 assert own == 0 or own * given["parts"] >= cols == given["bins"], name
-                parts = given["parts"] * units + (own > 0)
+                parts = given["parts"] + (own > 0)
                 words = given["slabs"] * parts * sizes["SPANS"] * given["bins"]
                 words = 0 if sizes.get("SOLO") else words
                 assert given["tally"] == words, name

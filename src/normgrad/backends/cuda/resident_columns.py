@@ -42,9 +42,6 @@ _TILE = 0.049  # for each tile of a multiprocessor: barriers
 # group norm 4x1280x32x32 takes 19.5 us instead of 22.1, but batch norm 32x512x14x14 17.0 instead of
 # 14.6, where a block would read 4224 words.
 _BESIDE, _FEW_WORDS = 0.3, 2000
-# Tiles of a block that are made two units of: group norm of one sample of 640x32x32 takes 11.4 us
-# so, 16.7 without; of 64 samples no longer.
-_LEAST_UNITS, _UNITS = 4, 2
 _LEAST = 0.62  # what is left of all this however many tiles arrive meanwhile
 # Batch norm with blocks that have room for more tiles than their share of at most 17, and up to 16
 # partners, waits so much less in each round: 256x2048x7x7 in float32 reads 80.3 instead of 79.0 %,
@@ -97,8 +94,6 @@ class Cut:
     bins: int  # of a block, up to a power of two
     spans: int  # words of a part for one bin
     ends: int  # slabs begin and end at multiples of these bytes; 0: at rows
-    unit: int = 0  # tiles of a block that are added up together; 0: all
-    times: int = 1  # blocks that share what is one's where there are many images
     polled: int = 0  # words of a bin that are polled together, if that is settled
 
     @property
@@ -137,14 +132,9 @@ class Cut:
         return max(ahead, self.tiles - self.block.chunks)
 
     @property
-    def units(self) -> int:
-        """Parts of a block's tiles that are added up by themselves."""
-        return ceil_div(self.tiles, self.unit or self.tiles)
-
-    @property
     def words(self) -> int:
         """Words that a block reads if everybody reads all of its own bins."""
-        return self.parts * self.units * self.spans * self.bins
+        return self.parts * self.spans * self.bins
 
     @property
     def own(self) -> int:
@@ -164,7 +154,7 @@ class Cut:
         # What held tiles leave; more words are spilled.
         registers = self.block.registers - self.held * self.block.chunk_bytes // (2 * threads)
         most = power_of_two(registers // 16 + 1) // 2 * threads
-        words = min(power_of_two(self.parts * self.units * self.spans), most // bins)
+        words = min(power_of_two(self.parts * self.spans), most // bins)
         return max(1, threads // bins, words)
 
     def edges(self, itemsize: int) -> int:
@@ -203,10 +193,10 @@ def _blocks(data: Slabs) -> tuple[Block, ...]:
     """To choose from: four on a multiprocessor of an H200, two, or one.
 
     The fourth has tiles of one vector a thread, whose sums take few registers: slabs of 51 MB fit.
-    It does not stream (5 to 7 points behind). With more tiles held it spills, in 16 bits and with
-    fewer than 48 of them with 21. The last is for small teams of batch norm.
+    It does not stream (5 to 7 points behind). With more tiles held it spills; in 16 bits and in
+    group norm with 21, unless it has 48. The last is for small teams of batch norm.
     """
-    held = 21 if data.itemsize == 4 else 20
+    held = 21 if data.itemsize == 4 and data.group == 1 else 20
     roomy = Block(8, 8 << 10, 13, 255, held=10 if data.itemsize == 4 else 9, most=_ROOMY)
     return (
         Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2),
@@ -245,7 +235,7 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
     rows = block.chunk_bytes // data.itemsize // cols
     pieces = ceil_div(width, cols)
     bins, spans = _bins(data.group, width, cols)
-    if data.group > 1 and _UNITS * bins * cols > _ONE_HOT * THREADS * block.warps:
+    if data.group > 1 and bins * cols > _ONE_HOT * THREADS * block.warps:
         return
     # Besides the tiles, what sums across warps need.
     shared = 2 * block.chunks * block.chunk_bytes + 512 + 8 * cols * block.warps
@@ -308,32 +298,15 @@ def choose(data: Slabs, device: Device) -> Cut | None:
 
 
 def settle(data: Slabs, device: Device, images: int) -> Cut | None:
-    """The cut for so many images, for as many as there are: a sample's sums are made alike.
-
-    Few images have more blocks than that, of fewer units each.
-    """
+    """The cut for so many images, for as many as there are: a sample's sums are made alike."""
     best = choose(replace(data, images=images), device)
     if best is None:
         return None
-    best = _in_units(best, data)
-    # As many words as there are registers for in several rounds, in which tiles are held.
-    best = replace(best, polled=replace(best, rounds=max(2, best.rounds)).step)
-    resident = best.per * device.multiprocessors
     slabs = data.images * ceil_div(data.channels, best.width)
-    for units in range(1, best.units):
-        times, rest = divmod(best.units, units)
-        fine = replace(best, tiles=units * best.unit, parts=best.parts * times, times=times)
-        if not rest and slabs * fine.team <= resident:
-            return replace(fine, teams=slabs, rounds=1)
-    teams, rounds = deal(slabs, resident // best.team)
-    return replace(best, teams=teams, rounds=rounds)
-
-
-def _in_units(cut: Cut, data: Slabs) -> Cut:
-    """The same with sums of two units for each block, where blocks of one are of use."""
-    if data.group == 1 or cut.own or cut.streams or cut.team == 1 or cut.tiles < _LEAST_UNITS:
-        return cut
-    return replace(cut, unit=ceil_div(cut.tiles, _UNITS))
+    teams, rounds = deal(slabs, best.per * device.multiprocessors // best.team)
+    # As many words as there are registers for in several rounds, in which tiles are held.
+    polled = replace(best, rounds=max(2, best.rounds)).step
+    return replace(best, teams=teams, rounds=rounds, polled=polled)
 
 
 def slabs_of(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> Slabs | None:
@@ -362,7 +335,7 @@ def add_columns(
     slabs = data.images * split
     bins = cut.width // data.group
     solo = cut.team == 1 and not cut.streams
-    count = slabs * (cut.parts * cut.units + (cut.own > 0)) * cut.spans * bins
+    count = slabs * (cut.parts + (cut.own > 0)) * cut.spans * bins
     wants = group and builder.wants_parameters
     sums = 2 * data.images * data.channels * cut.parts
     partials = builder.scratch(sums, "float32") if wants else None
@@ -409,10 +382,8 @@ def add_columns(
         constants["FIXED"] = cut.fixed
     else:
         kernel = "columns.column_slabs"
-        arguments["times"] = cut.times
-        constants |= {"CHUNKS": cut.tiles, "UNIT": cut.unit or cut.tiles, "SOLO": solo}
-        constants["MOST"] = _UNITS if cut.unit else 1
-        constants["TOGETHER"] = cut.rounds > 1  # see `own_copies`
+        # See `own_copies`.
+        constants |= {"CHUNKS": cut.tiles, "SOLO": solo, "TOGETHER": cut.rounds > 1}
     builder.launch_teams(
         kernel,
         (cut.team * cut.teams,),

@@ -8,7 +8,6 @@ import triton.language as tl
 from normgrad.backends.cuda.kernels.common import (
     await_words,
     coefficients,
-    fresh,
     load_or,
     load_rstd,
     pack_pair,
@@ -22,8 +21,8 @@ from normgrad.backends.cuda.kernels.gluon import gl, jit
 
 @jit
 def publish_sums(
-    mail,  # words of this slab: [units, SPANS, bins]
-    unit,
+    mail,  # words of this slab: [parts, SPANS, bins]
+    above,
     start,
     columns,
     bins,
@@ -33,9 +32,9 @@ def publish_sums(
     COLS: tl.constexpr,
     SPANS: tl.constexpr,
 ):
-    """Publish the sums of a block's bins, or of a unit's."""
+    """Publish the sums of a block's bins."""
     span = start // COLS - own * GROUP_SIZE // COLS  # how many pieces have columns of it before
-    to = mail + (unit * SPANS + span) * bins + own
+    to = mail + (above * SPANS + span) * bins + own
     publish(to, pack_pair(sums[0], sums[1]), own * GROUP_SIZE < start + columns)
 
 
@@ -119,7 +118,7 @@ def keep_sums(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Store the sums of each warp's rows, of which KEPT lie one below the other; or of all."""
+    """Store the sums of each warp's rows, of which KEPT lie one below the other."""
     # A thread adds up its rows, then lanes.
     s1, s2 = sum_pairs(
         gl.reshape(s1, [ROWS // ONCE, KEPT, ONCE // KEPT, COLS]),
@@ -139,7 +138,7 @@ def kept_sums(slot, layout: tl.constexpr):
 
 @jit
 def publish_groups(
-    kept,  # UNITS slots of shared memory
+    kept,
     mail,
     above,
     place_of,  # first column of the block, columns, first channel
@@ -149,47 +148,32 @@ def publish_groups(
     COLS: tl.constexpr,
     BINS: tl.constexpr,
     SPANS: tl.constexpr,
-    UNITS: tl.constexpr,
-    MOST: tl.constexpr,
     KEPT: tl.constexpr,
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,
 ):
-    """Group norm: the sums of a block's groups with gamma inside, a word for each and each unit.
-
-    There is room for those of MOST units, so that threads share the columns alike for any UNITS.
-    """
-    ALL: tl.constexpr = MOST * BINS
-    LANES: tl.constexpr = min(32, ALL)
+    """Group norm: the sums of a block's groups, with gamma inside."""
+    LANES: tl.constexpr = min(32, BINS)
     hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     # Columns lie in threads as those of `hot` do.
     down: tl.constexpr = gl.BlockedLayout([KEPT, 1], [LANES, 32 // LANES], [1, WARPS], [0, 1])
     start, columns, left = place_of
-    number = gl.arange(0, ALL, gl.SliceLayout(0, hot))
-    own = start // GROUP_SIZE + number % BINS
+    own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, hot))
     cols = gl.arange(0, COLS, gl.SliceLayout(1, hot))
     weight = load_or(gamma, left + cols, cols < columns, 1.0, tl.float32)
     within = ((start + cols) // GROUP_SIZE)[:, None] == own[None, :]
-    t1 = gl.zeros([COLS, ALL], tl.float32, hot)
-    t2 = gl.zeros([COLS, ALL], tl.float32, hot)
-    for unit in gl.static_range(UNITS):
-        u1, u2 = kept_sums(kept.index(unit), down)
-        u1 = gl.convert_layout(u1, gl.SliceLayout(1, hot)) * weight
-        u2 = gl.convert_layout(u2, gl.SliceLayout(1, hot)) * weight
-        here = within & (number // BINS == unit)[None, :]
-        t1 = gl.where(here, u1[:, None], t1)
-        t2 = gl.where(here, u2[:, None], t2)
-    t1, t2 = sum_pairs(t1, t2, 0)
+    t1, t2 = kept_sums(kept, down)
+    t1 = gl.convert_layout(t1, gl.SliceLayout(1, hot)) * weight
+    t2 = gl.convert_layout(t2, gl.SliceLayout(1, hot)) * weight
+    t1, t2 = sum_pairs(gl.where(within, t1[:, None], 0.0), gl.where(within, t2[:, None], 0.0), 0)
     if not SOLO:
-        unit = above * UNITS + number // BINS
-        there = gl.where(number // BINS < UNITS, columns, 0)  # of such a unit
-        publish_sums(mail, unit, start, there, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
+        publish_sums(mail, above, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
     return t1, t2
 
 
 @jit
 def exchange(
-    kept,  # sums of the block's columns: kept of each unit and warp, or as they are
+    kept,  # sums of the block's columns: of each warp, kept in shared memory, or as they are
     mail,
     place_of,  # above, start, columns, image, first channel
     sizes,  # parts, bins, images, channels
@@ -205,8 +189,6 @@ def exchange(
     SPANS: tl.constexpr,
     STEP: tl.constexpr,
     OWN: tl.constexpr,
-    UNITS: tl.constexpr,
-    MOST: tl.constexpr,
     KEPT: tl.constexpr,  # warps that have kept sums of a column; 0: none has
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,
@@ -238,22 +220,18 @@ def exchange(
         down: tl.constexpr = gl.BlockedLayout([max(1, KEPT), 1], [1, 32], [1, WARPS], [0, 1])
         if GROUP:
             if partials is not None:
-                t1, t2 = kept_sums(kept.index(fresh(parts * 0)), down)
-                for unit in gl.static_range(1, UNITS):
-                    u1, u2 = kept_sums(kept.index(unit), down)
-                    t1 += u1
-                    t2 += u2
+                t1, t2 = kept_sums(kept, down)
                 t1, t2 = gl.convert_layout(t1, line), gl.convert_layout(t2, line)
                 to = partials + (image.to(tl.int64) * channels + channel) * parts + above
                 gl.store(to, t1, mask=ok)
                 gl.store(to + images.to(tl.int64) * channels * parts, t2, mask=ok)
             t1, t2 = publish_groups(
                 kept, mail, above, (start, columns, left), bins, gamma,
-                GROUP_SIZE, COLS, BINS, SPANS, UNITS, MOST, KEPT, WARPS, SOLO,
+                GROUP_SIZE, COLS, BINS, SPANS, KEPT, WARPS, SOLO,
             )  # fmt: skip
         else:
             if KEPT:
-                t1, t2 = kept_sums(kept.index(fresh(parts * 0)), down)
+                t1, t2 = kept_sums(kept, down)
                 t1, t2 = gl.convert_layout(t1, line), gl.convert_layout(t2, line)
             else:
                 t1, t2 = unpack_pair(gl.convert_layout(pack_pair(kept[0], kept[1]), line))
@@ -270,9 +248,8 @@ def exchange(
             )
         elif not SOLO:
             t1, t2 = await_sums(
-                mail, parts * UNITS, start, columns, bins, box,
-                GROUP_SIZE, COLS, BINS, SPANS, STEP, WARPS,
-            )  # fmt: skip
+                mail, parts, start, columns, bins, box, GROUP_SIZE, COLS, BINS, SPANS, STEP, WARPS
+            )
         if GROUP:
             mine = gl.minimum((start + cols) // GROUP_SIZE - start // GROUP_SIZE, BINS - 1)
             t1 = gl.gather(t1, mine, 0)

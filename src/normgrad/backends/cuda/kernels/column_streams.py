@@ -164,10 +164,11 @@ def column_streams(
             if visit < FIXED:
                 values = take_own(data, zero + DEPTH + visit, VECTOR, ROWS * COLS)
                 s1, s2 = add_tile(s1, s2, values, centre)
-        keep_sums(warp_sums.index(0), s1, s2, DOWN, ONCE, ROWS, COLS)
+        sums = warp_sums.index(0)
+        keep_sums(sums, s1, s2, DOWN, ONCE, ROWS, COLS)
         scale, tilt, shift = exchange(
-            warp_sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps,
-            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, 1, 1, DOWN, WARPS,
+            sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps,
+            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, DOWN, WARPS,
             False, PHASE,
         )  # fmt: skip
         if MEETS:  # noqa: SIM102

@@ -50,14 +50,13 @@ def column_slabs(
     dgamma,
     dbeta,
     partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
-    words,  # [slabs, parts * UNITS, SPANS, bins]; one part more with OWN: the totals
+    words,  # [slabs, parts, SPANS, bins]; one part more with OWN: the totals
     stale,  # words of the call before, to be cleared for the next
     stale_words,
     tally,  # the word that counts arrivals
     slabs,
     rows,  # rows of a slab
-    parts,  # blocks one below the other: they take turns at the tiles of their columns,
-    times,  # so many at those of one turn
+    parts,  # blocks one below the other: they take turns at the tiles of their columns
     pieces,  # blocks side by side
     width,  # columns of a slab, over ALIGN
     bins,  # of a slab
@@ -74,8 +73,6 @@ def column_slabs(
     GROUP_SIZE: tl.constexpr,  # columns of a bin
     VARIANCE: tl.constexpr,
     CHUNKS: tl.constexpr,  # tiles of a block's share: at most DEPTH + HELD
-    UNIT: tl.constexpr,  # tiles that are added up together,
-    MOST: tl.constexpr,  # in so many units where there are many images
     DEPTH: tl.constexpr,  # tiles that there is room for in shared memory
     HELD: tl.constexpr,  # tiles that move on to registers
     ROWS: tl.constexpr,
@@ -107,17 +104,16 @@ def column_slabs(
     )
     by_col: tl.constexpr = gl.SliceLayout(0, tile)
     flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    UNITS: tl.constexpr = (CHUNKS + UNIT - 1) // UNIT
     # Float32 batch norm holds too much for what comes from there again: spills.
     KEPT: tl.constexpr = 0 if VECTOR == 4 and not GROUP else DOWN
     if KEPT:
-        warp_sums = gl.allocate_shared_memory(tl.uint64, [UNITS, KEPT, COLS], flat)
+        warp_sums = gl.allocate_shared_memory(tl.uint64, [1, KEPT, COLS], flat)
     above = gl.program_id(0) % team // pieces
     start = gl.program_id(0) % pieces * COLS
     first_slab = gl.program_id(0) // team
     # All blocks go along one front: batch norm 131072x256 in bfloat16 takes 70 us so, 72 otherwise.
-    apart = parts // times * ROWS
-    first = above % times * CHUNKS * apart + above // times * ROWS
+    apart = parts * ROWS
+    first = above * ROWS
     limit = rows - first
     local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
     cols = gl.arange(0, COLS, by_col)
@@ -144,40 +140,36 @@ def column_slabs(
         turns = fresh(apart)
         now = (slabs, split, width, channels, start, first, limit, turns, outer_step, step)
         held = ()
-        for unit in gl.static_range(UNITS):
-            s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
-            s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
-            # Each tile commits one group, so that the number to wait for is always the same.
-            for chunk in gl.static_range(min(HELD, unit * UNIT), min(HELD, unit * UNIT + UNIT)):
-                wait(slab, DEPTH - 1)
-                slot = (turn + chunk) % DEPTH
-                values = take_own(data, slot, VECTOR, ROWS * COLS)
-                held = held + (values,)
-                later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
-                number = (chunk + DEPTH) % CHUNKS
-                copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, TOGETHER)
-                s1, s2 = add_tile(s1, s2, values, centre)
-            for chunk in (gl.static_range if FEW else tl.range)(
-                max(HELD, unit * UNIT), min(CHUNKS, max(HELD, unit * UNIT + UNIT))
-            ):
-                wait(slab, DEPTH - 1)
-                slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
-                s1, s2 = add_tile(s1, s2, take_own(data, slot, VECTOR, ROWS * COLS), centre)
-                commit(slab)
-            if KEPT:
-                place = warp_sums.index(unit + fresh(slabs * 0))  # made here, else it is spilled
-                keep_sums(place, s1, s2, KEPT, ONCE, ROWS, COLS)
-                sums = warp_sums
-            else:
-                sums = all_sums(s1, s2, ONCE, ROWS, COLS)
+        s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        # Each tile commits one group, so that the number to wait for is always the same.
+        for chunk in gl.static_range(HELD):
+            wait(slab, DEPTH - 1)
+            slot = (turn + chunk) % DEPTH
+            values = take_own(data, slot, VECTOR, ROWS * COLS)
+            held = held + (values,)
+            later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
+            number = (chunk + DEPTH) % CHUNKS
+            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, TOGETHER)
+            s1, s2 = add_tile(s1, s2, values, centre)
+        for chunk in (gl.static_range if FEW else tl.range)(HELD, CHUNKS):
+            wait(slab, DEPTH - 1)
+            slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
+            s1, s2 = add_tile(s1, s2, take_own(data, slot, VECTOR, ROWS * COLS), centre)
+            commit(slab)
+        if KEPT:
+            sums = warp_sums.index(fresh(slabs * 0))  # found here, else it is spilled
+            keep_sums(sums, s1, s2, KEPT, ONCE, ROWS, COLS)
+        else:
+            sums = all_sums(s1, s2, ONCE, ROWS, COLS)
         mail = words
         if words is not None:
-            mail = words + ((parts * UNITS + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
+            mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
         # Offsets from a fresh start are not kept from round to round: 16 bytes of spills less.
         scale, tilt, shift = exchange(
             sums, mail, (above, fresh(start), columns, image, left), sizes, vectors, count,
-            eps, by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, UNITS, MOST,
-            KEPT, WARPS, SOLO, PHASE,
+            eps, by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, KEPT, WARPS,
+            SOLO, PHASE,
         )  # fmt: skip
         if MEETS:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there
