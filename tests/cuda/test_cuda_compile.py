@@ -53,6 +53,7 @@ COLUMNS = (
     ("batch_norm", "64x256x56x56", "float32", "channels-last"),
     ("group_norm", "64x256x56x56", "bfloat16", "channels-last"),
     ("group_norm", "64x256x56x56", "float32", "channels-last"),  # two blocks a multiprocessor
+    ("group_norm", "64x640x32x32", "float32", "channels-last"),
     ("batch_norm", "64x512x28x28", "float16", "channels-last"),  # totals of two columns
     ("batch_norm", "256x2048x7x7", "float32", "channels-last"),  # small teams
     ("batch_norm", "131072x256", "float32"),

@@ -193,10 +193,10 @@ def _blocks(data: Slabs) -> tuple[Block, ...]:
     """To choose from: four on a multiprocessor of an H200, two, or one.
 
     The fourth has tiles of one vector a thread, whose sums take few registers: slabs of 51 MB fit.
-    It does not stream (5 to 7 points behind). With more tiles held it spills; in 16 bits and in
-    group norm with 21, unless it has 48. The last is for small teams of batch norm.
+    It does not stream (5 to 7 points behind). With more tiles held it spills, in 16 bits and with
+    fewer than 48 of them with 21. The last is for small teams of batch norm.
     """
-    held = 21 if data.itemsize == 4 and data.group == 1 else 20
+    held = 21 if data.itemsize == 4 else 20
     roomy = Block(8, 8 << 10, 13, 255, held=10 if data.itemsize == 4 else 9, most=_ROOMY)
     return (
         Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2),

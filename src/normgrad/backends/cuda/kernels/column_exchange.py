@@ -130,10 +130,18 @@ def keep_sums(
 
 
 @jit
-def kept_sums(slot, layout: tl.constexpr):
-    """The sums of columns that all warps have kept; a thread adds up those of one column."""
-    first, second = unpack_pair(slot.load(layout))
-    return sum_pairs(first, second, 0)
+def sums_in(kept, layout: tl.constexpr, down: tl.constexpr, KEPT: tl.constexpr):
+    """The sums of columns in a layout; a thread adds up what KEPT warps have of a column.
+
+    ``down`` has all of those in a thread, and columns as ``layout`` has them.
+    """
+    if KEPT:
+        first, second = unpack_pair(kept.load(down))
+        first, second = sum_pairs(first, second, 0)
+        sums = gl.convert_layout(first, layout), gl.convert_layout(second, layout)
+    else:
+        sums = unpack_pair(gl.convert_layout(pack_pair(kept[0], kept[1]), layout))
+    return sums
 
 
 @jit
@@ -155,17 +163,18 @@ def publish_groups(
     """Group norm: the sums of a block's groups, with gamma inside."""
     LANES: tl.constexpr = min(32, BINS)
     hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-    # Columns lie in threads as those of `hot` do.
-    down: tl.constexpr = gl.BlockedLayout([KEPT, 1], [LANES, 32 // LANES], [1, WARPS], [0, 1])
+    down: tl.constexpr = gl.BlockedLayout(
+        [max(1, KEPT), 1], [LANES, 32 // LANES], [1, WARPS], [0, 1]
+    )
     start, columns, left = place_of
     own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, hot))
     cols = gl.arange(0, COLS, gl.SliceLayout(1, hot))
     weight = load_or(gamma, left + cols, cols < columns, 1.0, tl.float32)
     within = ((start + cols) // GROUP_SIZE)[:, None] == own[None, :]
-    t1, t2 = kept_sums(kept, down)
-    t1 = gl.convert_layout(t1, gl.SliceLayout(1, hot)) * weight
-    t2 = gl.convert_layout(t2, gl.SliceLayout(1, hot)) * weight
-    t1, t2 = sum_pairs(gl.where(within, t1[:, None], 0.0), gl.where(within, t2[:, None], 0.0), 0)
+    t1, t2 = sums_in(kept, gl.SliceLayout(1, hot), down, KEPT)
+    t1 = gl.where(within, (t1 * weight)[:, None], 0.0)
+    t2 = gl.where(within, (t2 * weight)[:, None], 0.0)
+    t1, t2 = sum_pairs(t1, t2, 0)
     if not SOLO:
         publish_sums(mail, above, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
     return t1, t2
@@ -220,8 +229,7 @@ def exchange(
         down: tl.constexpr = gl.BlockedLayout([max(1, KEPT), 1], [1, 32], [1, WARPS], [0, 1])
         if GROUP:
             if partials is not None:
-                t1, t2 = kept_sums(kept, down)
-                t1, t2 = gl.convert_layout(t1, line), gl.convert_layout(t2, line)
+                t1, t2 = sums_in(kept, line, down, KEPT)
                 to = partials + (image.to(tl.int64) * channels + channel) * parts + above
                 gl.store(to, t1, mask=ok)
                 gl.store(to + images.to(tl.int64) * channels * parts, t2, mask=ok)
@@ -230,11 +238,7 @@ def exchange(
                 GROUP_SIZE, COLS, BINS, SPANS, KEPT, WARPS, SOLO,
             )  # fmt: skip
         else:
-            if KEPT:
-                t1, t2 = kept_sums(kept, down)
-                t1, t2 = gl.convert_layout(t1, line), gl.convert_layout(t2, line)
-            else:
-                t1, t2 = unpack_pair(gl.convert_layout(pack_pair(kept[0], kept[1]), line))
+            t1, t2 = sums_in(kept, line, down, KEPT)
             if not SOLO:
                 own = start + cols
                 publish_sums(mail, above, start, columns, bins, own, (t1, t2), 1, COLS, SPANS)

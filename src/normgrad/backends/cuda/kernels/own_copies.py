@@ -2,6 +2,9 @@
 
 Nobody waits for anybody: a thread knows when its own copies have come. The compiler does not see
 that, and puts two barriers of the block around each tile: hence PTX, in the *ring* (see `bulk`).
+Whole slabs in several rounds have a barrier for each held tile all the same: warps that drift apart
+do not ask for neighbours together (batch norm 131072x256 in bfloat16 takes 81 us without any, 74
+with two, both with older sums). Streams and single rounds are 2 to 14 % faster without.
 """
 
 import triton
