@@ -31,10 +31,15 @@ def keep_last(thread: Any) -> Any:
     return thread
 
 
-def start_barriers(base: Any, COUNT: Any) -> None:
+def start_ring(base: Any) -> None:
     """A block starts."""
     _ring.fill(0xFF)
     _reading.fill(False)
+
+
+def start_barriers(base: Any, COUNT: Any) -> None:
+    """A block starts."""
+    start_ring(base)
 
 
 def clear_place(address: Any) -> None:
