@@ -45,7 +45,7 @@ class Launch:
     registers: int | None = None  # per thread, at most
     cooperative: bool = False  # all blocks must be resident: they wait for each other
     early: bool = False  # may start before the launch before it is done, and waits inside
-    ring: int = 0  # bytes of shared memory behind the compiler's own, for bulk copies
+    ring: int = 0  # bytes of shared memory behind the compiler's own, for copies in PTX
 
     @property
     def refs(self) -> list[Ref]:

@@ -1,4 +1,4 @@
-"""Bulk copies in Triton's interpreter: bytes of host memory, copied as soon as they are asked for.
+"""Copies in PTX, in Triton's interpreter: bytes of host memory, copied as soon as asked for.
 
 Blocks run one after another, so one ring is enough. It starts as NaN: what is read without having
 been copied shows. A copy to what was read must come after `all_read`.
