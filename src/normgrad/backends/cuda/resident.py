@@ -187,6 +187,7 @@ def _add_planes(
         "DEPTH": tiles.depth,
         "HELD": tiles.held,
         "AHEAD": tiles.block.ahead,
+        "LATE": _late(tiles, data.itemsize, group, bulk=ring is not None),
         "ROWS": tiles.rows,
         "COLS": tiles.cols,
         "VECTOR": 16 // data.itemsize,
@@ -221,6 +222,13 @@ def _add_planes(
         registers=tiles.block.registers,
         ring=ring.nbytes(tiles.depth) if ring else 0,
     )
+
+
+def _late(tiles: Tiles, itemsize: int, group: bool, *, bulk: bool) -> bool:
+    """Whether the next slab is asked for only when the sums of this one are published."""
+    if tiles.team.team == 1:
+        return False
+    return not bulk if group else bulk and tiles.chunks <= tiles.depth
 
 
 def _seated(tiles: Tiles, device: Device) -> bool:

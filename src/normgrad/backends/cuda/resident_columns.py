@@ -24,13 +24,16 @@ from normgrad.geometry import Geometry
 _ONE_HOT = 32  # elements of a thread where the sums of columns become those of groups
 _LEAST_BYTES = 128  # of a row of a tile, unless there are fewer channels
 _MOST_BYTES = 512
-_MANY_WORDS = 1800  # for a block, over the blocks of a multiprocessor: they take two steps
+# Words for a block, over the blocks of a multiprocessor: so many in large teams, or the most in
+# others, take two steps. One step for 33 parts of 64 columns is 5 % faster, for 66 2 %, for 131 2 %
+# slower; for 131 of 32 the same as two, but two leave time for more to be fetched (below).
+_MANY_WORDS, _MOST_WORDS, _CROWD = 1800, 4300, 96
 # Microseconds on an H200, fitted to 511 measured cuts of 20 shapes and types (5 % off on the
 # average; the least guess is 0 to 2.5 points behind the best of them).
 _START = 10.5  # the launches, the first tiles, the last
 _EXCHANGE = 2.8  # of one block of a multiprocessor; others have something to do meanwhile
 _WORD = 0.3e-3  # for each word that a block reads
-_TWO_STEPS = 4.65  # instead of both, whatever the block
+_TWO_STEPS = 4.65  # instead of both where there are many words, whatever the block
 # In each of several rounds of a block that has neither partners nor others on its multiprocessor:
 # nothing is read while it ends its sums. Group norm 512x14x14 in bfloat16, 512 samples: guessed 106
 # us without, seen 138; by four blocks of a multiprocessor 100.
@@ -47,10 +50,21 @@ _LEAST = 0.62  # what is left of all this however many tiles arrive meanwhile
 # partners, waits so much less in each round: 256x2048x7x7 in float32 reads 80.3 instead of 79.0 %,
 # 64x1024x14x14 in bfloat16 59.3 instead of 56.6.
 _ROOMY, _FRIENDS, _LESS = 17, 16, 0.7
+_FINE = 48  # tiles of a share, at most, where they are small ones
 _SPEED = 36.0e3  # bytes of a multiprocessor in a microsecond
 # The same for 16-bit data whose rows are no multiples of 16 bytes: smaller copies. 64x100x56x56
 # takes 97 us, in two passes (which fold rows) 62; 64x10x112x112 40 and 30, 128x60x28x28 21 and 24.
 _NARROW_SPEED = 24.0e3
+# Streams of the whole device in rows of 256 bytes find what they read again in the L2
+# cache, if it is no more than this. Batch norm 131072x256 takes 67 us in two such rounds, 71 in
+# four of whole slabs in rows of 128 bytes; in float32 129 and 137. Smaller teams and shorter rows
+# gain less than they lose.
+_NEAR, _WIDE_ROWS, _AGAIN = 26e6, 256, 0.5
+# Tiles of the next slab that the L2 cache is to fetch during the wait, where there is no room for
+# any; so many in two steps of float32. Batch norm 256x512x28x28 in float32 takes 386 us so instead
+# of 405 (with 8 of them 399, with 24 421), in bfloat16 194 instead of 201 (with 16 195);
+# 64x512x28x28 in float32 91 instead of 95. And what is left of the wait then.
+_FETCHED, _FETCHED_IN_TWO_STEPS, _HIDDEN = 8, 16, 0.85
 # What a row of a slab costs besides its own bytes, where slabs lie side by side and end inside of a
 # sector of memory, which is then written in part, twice; or batch norm's inside of a line. Less in
 # one round, in which neighbours are written at about the same time. Group norm 4x960x128x128 takes
@@ -94,6 +108,7 @@ class Cut:
     bins: int  # of a block, up to a power of two
     spans: int  # words of a part for one bin
     ends: int  # slabs begin and end at multiples of these bytes; 0: at rows
+    itemsize: int
     polled: int = 0  # words of a bin that are polled together, if that is settled
 
     @property
@@ -107,6 +122,11 @@ class Cut:
         return self.block.most == _ROOMY
 
     @property
+    def fine(self) -> bool:
+        """Whether one block a multiprocessor has many small tiles."""
+        return self.block.most == _FINE
+
+    @property
     def streams(self) -> bool:
         """Whether some of the tiles are read twice."""
         return self.tiles > self.block.capacity
@@ -115,7 +135,8 @@ class Cut:
     def depth(self) -> int:
         """Tiles in shared memory that make room for others."""
         room = self.block.chunks
-        return max(3, room // 3) if self.streams else min(room, self.tiles * self.rounds)
+        # Of 13 tiles 3, 4, 6 and 8 give 257, 260, 263 and 267 us for group norm 1x512x512x512.
+        return 3 if self.streams else min(room, self.tiles * self.rounds)
 
     @property
     def fixed(self) -> int:
@@ -132,17 +153,50 @@ class Cut:
         return max(ahead, self.tiles - self.block.chunks)
 
     @property
+    def late(self) -> bool:
+        """Whether the next slab is asked for only when the sums of this one are published.
+
+        Whoever asks early takes bandwidth from partners that it then waits for. Batch norm
+        256x2048x7x7 in float32 takes 88 us instead of 91, group norm 64x256x56x56 in bfloat16 88
+        instead of 90; but with two blocks of a multiprocessor or large teams 1 to 6 % more, and in
+        float32 with tiles of 4 KB, where it spills.
+        """
+        room, spills = self.block.chunks, self.itemsize == 4 and self.fine
+        part = room < self.tiles < room + self.held
+        return part and self.per == 1 and 1 < self.team <= _FRIENDS and not spills
+
+    @property
+    def fetched(self) -> int:
+        """Tiles of the next slab that the L2 cache fetches during the wait."""
+        full = self.fine and self.tiles == self.block.chunks + self.held
+        if not full or self.rounds == 1 or self.team == 1:
+            return 0
+        return _FETCHED_IN_TWO_STEPS if self.own and self.itemsize == 4 else _FETCHED
+
+    @property
+    def near(self) -> bool:
+        """Whether what is read twice is still in the L2 cache."""
+        again = self.tiles - self.block.chunks - self.held + 1
+        again *= 2 * self.team * self.rows * self.cols * self.itemsize
+        wide = self.width * self.itemsize == _WIDE_ROWS and self.ends % _LINE == 0
+        alone = self.teams == self.pieces == self.per == 1 and self.rounds > 1
+        return self.streams and wide and alone and again <= _NEAR
+
+    @property
     def words(self) -> int:
         """Words that a block reads if everybody reads all of its own bins."""
         return self.parts * self.spans * self.bins
 
     @property
+    def many(self) -> bool:
+        """Whether everybody would read very many words; measured in batch norm alone."""
+        return self.bins == self.cols and self.words >= _MANY_WORDS * self.per
+
+    @property
     def own(self) -> int:
         """Columns that a block adds up for its team; 0 where it adds up all of its own bins."""
-        # Measured in batch norm alone: 2 to 11 points more.
-        if self.bins < self.cols or self.words < _MANY_WORDS * self.per:
-            return 0
-        return power_of_two(ceil_div(self.cols, self.parts))
+        few = self.parts <= _CROWD and self.words < _MOST_WORDS * self.per
+        return 0 if few or not self.many else power_of_two(ceil_div(self.cols, self.parts))
 
     @property
     def step(self) -> int:
@@ -157,29 +211,36 @@ class Cut:
         words = min(power_of_two(self.parts * self.spans), most // bins)
         return max(1, threads // bins, words)
 
-    def edges(self, itemsize: int) -> int:
+    @property
+    def edges(self) -> int:
         """What the ends of a slab cost in each row, in bytes of memory traffic."""
         if self.ends % _SECTOR:
             return _IN_SECTOR if self.rounds > 1 else _IN_SECTOR_AT_ONCE
         inside = self.ends % _LINE and self.rounds > 1 and self.pieces == 1
-        return _IN_LINE[itemsize] if inside else 0
+        return _IN_LINE[self.itemsize] if inside else 0
 
-    def guess(self, itemsize: int, multiprocessors: int, *, narrow: bool = False) -> float:
+    def guess(self, multiprocessors: int, *, narrow: bool = False) -> float:
         """How long it takes, in microseconds; ``narrow`` where copies are of less than 16 bytes."""
-        speed = _NARROW_SPEED if narrow and itemsize == 2 else _SPEED
-        tile = 2 * self.rows * self.cols * itemsize
+        speed = _NARROW_SPEED if narrow and self.itemsize == 2 else _SPEED
+        tile = 2 * self.rows * self.cols * self.itemsize
+        blocks = self.team * self.teams
         trips, spare = 1.5 * self.tiles, self.block.chunks + self.held - self.tiles
+        near = self.near
         if self.streams:
-            trips, spare = trips + 1 - spare, 1
-        memory = self.team * self.teams * trips * tile / multiprocessors / speed
-        memory *= 1 + self.edges(itemsize) / (self.width * itemsize)
+            trips, spare = trips if near else trips + 1 - spare, 1
+        memory = blocks * trips * tile / multiprocessors / speed
+        memory *= 1 + self.edges / (self.width * self.itemsize)
         if 3 * (self.block.chunks + self.held) < self.tiles:
             memory *= _LONG
         wait = self.per * (_ACROSS * self.block.warps * self.cols + _TILE * self.tiles)
         if self.team > 1:
-            wait += _TWO_STEPS if self.own else _EXCHANGE / self.per + _WORD * self.words
+            wait += _TWO_STEPS if self.many else _EXCHANGE / self.per + _WORD * self.words
             wait += _PARTNERS * math.log2(self.team)
             wait -= _LESS if self.roomy else 0
+        if near:
+            wait += _AGAIN
+        if self.fetched:
+            wait *= _HIDDEN
         if self.rounds == 1:
             beside = _BESIDE * (self.per - 1) if self.words < _FEW_WORDS else 0
             return _START + memory + wait - beside
@@ -202,7 +263,7 @@ def _blocks(data: Slabs) -> tuple[Block, ...]:
         Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2),
         Block(warps=8, chunk_bytes=8 << 10, chunks=6, registers=128, held=2),
         Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=8),
-        Block(warps=8, chunk_bytes=4 << 10, chunks=27, registers=255, held=held, most=48),
+        Block(warps=8, chunk_bytes=4 << 10, chunks=27, registers=255, held=held, most=_FINE),
         *((roomy,) if data.group == 1 else ()),
     )
 
@@ -254,7 +315,8 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
         share = ceil_div(tiles, parts)
         parts = ceil_div(tiles, share)
         made = Cut(
-            block, per, width, cols, rows, parts, pieces, teams, rounds, share, bins, spans, ends
+            block, per, width, cols, rows, parts, pieces, teams, rounds, share, bins, spans, ends,
+            data.itemsize,
         )  # fmt: skip
         # Tiles that stay would be read before they come.
         late = made.streams and made.fixed + made.held < made.depth
@@ -289,7 +351,7 @@ def choose(data: Slabs, device: Device) -> Cut | None:
     narrow = data.align * data.itemsize < 16
 
     def guess(cut: Cut) -> float:
-        return round(cut.guess(data.itemsize, device.multiprocessors, narrow=narrow), 1)
+        return round(cut.guess(device.multiprocessors, narrow=narrow), 1)
 
     size = data.images * data.rows * data.channels * data.itemsize
     best = min(cuts(data, device), key=lambda cut: (guess(cut), cut.team), default=None)
@@ -384,6 +446,7 @@ def add_columns(
         kernel = "columns.column_slabs"
         # See `own_copies`.
         constants |= {"CHUNKS": cut.tiles, "SOLO": solo, "TOGETHER": cut.rounds > 1}
+        constants |= {"LATE": cut.late, "FETCHED": cut.fetched}
     builder.launch_teams(
         kernel,
         (cut.team * cut.teams,),

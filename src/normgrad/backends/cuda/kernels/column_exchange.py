@@ -3,6 +3,7 @@
 Sums go round in one step, or in two: see `columns`.
 """
 
+import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import (
@@ -17,6 +18,22 @@ from normgrad.backends.cuda.kernels.common import (
     unpack_pair,
 )
 from normgrad.backends.cuda.kernels.gluon import gl, jit
+
+
+@triton.constexpr_function
+def _box(bins, warps):
+    """Words in which a thread has few bins."""
+    lanes = min(32, bins)
+    across = min(warps, bins // lanes)
+    return gl.BlockedLayout([1, 1], [32 // lanes, lanes], [warps // across, across], [1, 0])
+
+
+@triton.constexpr_function
+def _line(group, bins, warps):
+    """Columns, as the words of their bins lie."""
+    return (
+        gl.BlockedLayout([1], [32], [warps], [0]) if group else gl.SliceLayout(0, _box(bins, warps))
+    )
 
 
 @jit
@@ -145,13 +162,27 @@ def sums_in(kept, layout: tl.constexpr, down: tl.constexpr, KEPT: tl.constexpr):
 
 
 @jit
+def group_weights(
+    gamma, columns, left, COLS: tl.constexpr, BINS: tl.constexpr, WARPS: tl.constexpr
+):
+    """Gamma of a block's columns, as `publish_groups` wants it.
+
+    To be loaded before the tiles: whoever waits for sums would wait for it too.
+    """
+    LANES: tl.constexpr = min(32, BINS)
+    hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    cols = gl.arange(0, COLS, gl.SliceLayout(1, hot))
+    return load_or(gamma, left + cols, cols < gl.minimum(columns, COLS), 1.0, tl.float32)
+
+
+@jit
 def publish_groups(
     kept,
     mail,
     above,
-    place_of,  # first column of the block, columns, first channel
+    place_of,  # first column of the block, columns
     bins,
-    gamma,
+    weight,  # see `group_weights`
     GROUP_SIZE: tl.constexpr,
     COLS: tl.constexpr,
     BINS: tl.constexpr,
@@ -166,10 +197,9 @@ def publish_groups(
     down: tl.constexpr = gl.BlockedLayout(
         [max(1, KEPT), 1], [LANES, 32 // LANES], [1, WARPS], [0, 1]
     )
-    start, columns, left = place_of
+    start, columns = place_of
     own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, hot))
     cols = gl.arange(0, COLS, gl.SliceLayout(1, hot))
-    weight = load_or(gamma, left + cols, cols < columns, 1.0, tl.float32)
     within = ((start + cols) // GROUP_SIZE)[:, None] == own[None, :]
     t1, t2 = sums_in(kept, gl.SliceLayout(1, hot), down, KEPT)
     t1 = gl.where(within, (t1 * weight)[:, None], 0.0)
@@ -181,12 +211,54 @@ def publish_groups(
 
 
 @jit
-def exchange(
+def share_sums(
     kept,  # sums of the block's columns: of each warp, kept in shared memory, or as they are
     mail,
     place_of,  # above, start, columns, image, first channel
     sizes,  # parts, bins, images, channels
-    vectors,  # rstd, gamma, dgamma, dbeta, partials
+    partials,
+    weights,  # of group norm: see `group_weights`
+    GROUP: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    COLS: tl.constexpr,
+    BINS: tl.constexpr,
+    SPANS: tl.constexpr,
+    KEPT: tl.constexpr,  # warps that have kept sums of a column; 0: none has
+    WARPS: tl.constexpr,
+    SOLO: tl.constexpr,
+):
+    """Publish the sums of a block's bins; they are returned for whoever has no partners."""
+    above, start, columns, image, left = place_of
+    columns = gl.minimum(columns, COLS)
+    parts, bins, images, channels = sizes
+    line: tl.constexpr = _line(GROUP, BINS, WARPS)
+    down: tl.constexpr = gl.BlockedLayout([max(1, KEPT), 1], [1, 32], [1, WARPS], [0, 1])
+    cols = gl.arange(0, COLS, line)
+    if GROUP:
+        t1, t2 = publish_groups(
+            kept, mail, above, (start, columns), bins, weights,
+            GROUP_SIZE, COLS, BINS, SPANS, KEPT, WARPS, SOLO,
+        )  # fmt: skip
+        if partials is not None:  # nobody waits for these
+            u1, u2 = sums_in(kept, line, down, KEPT)
+            to = partials + (image.to(tl.int64) * channels + left + cols) * parts + above
+            gl.store(to, u1, mask=cols < columns)
+            gl.store(to + images.to(tl.int64) * channels * parts, u2, mask=cols < columns)
+    else:
+        t1, t2 = sums_in(kept, line, down, KEPT)
+        if not SOLO:
+            own = start + cols
+            publish_sums(mail, above, start, columns, bins, own, (t1, t2), 1, COLS, SPANS)
+    return t1, t2
+
+
+@jit
+def factors_of(
+    sums,  # of a block without partners
+    mail,
+    place_of,
+    sizes,
+    vectors,  # rstd, gamma, dgamma, dbeta
     count,
     eps,
     by_col: tl.constexpr,
@@ -198,7 +270,6 @@ def exchange(
     SPANS: tl.constexpr,
     STEP: tl.constexpr,
     OWN: tl.constexpr,
-    KEPT: tl.constexpr,  # warps that have kept sums of a column; 0: none has
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,
     PHASE: tl.constexpr,
@@ -209,39 +280,16 @@ def exchange(
     """
     above, start, columns, image, left = place_of
     columns = gl.minimum(columns, COLS)
-    parts, bins, images, channels = sizes
-    rstd, gamma, dgamma, dbeta, partials = vectors
-    LANES: tl.constexpr = min(32, BINS)
-    ACROSS: tl.constexpr = min(WARPS, BINS // LANES)
-    box: tl.constexpr = gl.BlockedLayout(
-        [1, 1], [32 // LANES, LANES], [WARPS // ACROSS, ACROSS], [1, 0]
-    )
-    flat: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    line: tl.constexpr = flat if GROUP else gl.SliceLayout(0, box)
-    cols = gl.arange(0, COLS, line)
+    parts, bins, _, channels = sizes
+    rstd, gamma, dgamma, dbeta = vectors
+    box: tl.constexpr = _box(BINS, WARPS)
+    cols = gl.arange(0, COLS, _line(GROUP, BINS, WARPS))
     ok = cols < columns
     channel = left + cols
     statistic = image * (channels // GROUP_SIZE) + channel // GROUP_SIZE if GROUP else channel
     rs = load_rstd(rstd, statistic, ok, eps, VARIANCE, tl.float32)
     weight = load_or(gamma, channel, ok, 1.0, tl.float32)
     t1, t2 = rs, rs
-    if PHASE != 2:
-        down: tl.constexpr = gl.BlockedLayout([max(1, KEPT), 1], [1, 32], [1, WARPS], [0, 1])
-        if GROUP:
-            if partials is not None:
-                t1, t2 = sums_in(kept, line, down, KEPT)
-                to = partials + (image.to(tl.int64) * channels + channel) * parts + above
-                gl.store(to, t1, mask=ok)
-                gl.store(to + images.to(tl.int64) * channels * parts, t2, mask=ok)
-            t1, t2 = publish_groups(
-                kept, mail, above, (start, columns, left), bins, gamma,
-                GROUP_SIZE, COLS, BINS, SPANS, KEPT, WARPS, SOLO,
-            )  # fmt: skip
-        else:
-            t1, t2 = sums_in(kept, line, down, KEPT)
-            if not SOLO:
-                own = start + cols
-                publish_sums(mail, above, start, columns, bins, own, (t1, t2), 1, COLS, SPANS)
     if OWN > 0 and PHASE % 3 == 0:
         publish_totals(mail, above, parts, start, columns, bins, COLS, OWN, STEP, WARPS)
     if PHASE != 1 and (OWN == 0 or PHASE != 3):
@@ -250,7 +298,9 @@ def exchange(
             t1, t2 = await_sums(
                 mail + parts * bins, 1, start, columns, bins, box, 1, COLS, BINS, 1, ONE, WARPS
             )
-        elif not SOLO:
+        elif SOLO:
+            t1, t2 = sums
+        else:
             t1, t2 = await_sums(
                 mail, parts, start, columns, bins, box, GROUP_SIZE, COLS, BINS, SPANS, STEP, WARPS
             )

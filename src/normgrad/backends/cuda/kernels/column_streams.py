@@ -9,7 +9,12 @@ room for the next one wanted, of this slab or the next. Held tiles come through 
 
 import triton.language as tl
 
-from normgrad.backends.cuda.kernels.column_exchange import exchange, keep_sums
+from normgrad.backends.cuda.kernels.column_exchange import (
+    factors_of,
+    group_weights,
+    keep_sums,
+    share_sums,
+)
 from normgrad.backends.cuda.kernels.column_tiles import (
     add_tile,
     centre_of,
@@ -117,7 +122,6 @@ def column_streams(
         x, dy, slabs * 0, tile, DEPTH + FIXED, VECTOR, ROWS, COLS, ALIGN, LANES, DOWN, WARPS
     )
     sizes = (parts, bins, images, channels * ALIGN)
-    vectors = (rstd, gamma, dgamma, dbeta, partials)
     kept = DEPTH - 1  # of the ring, when all have been added up
     loads = HELD + 2 * stream - kept  # of the ring, for a slab
     ring = (stream, loads)
@@ -137,6 +141,7 @@ def column_streams(
         strip = strip_of(slab, part, ALIGN)
         _, columns, _, image, left, _ = strip
         centre = centre_of(mean, strip, channels * ALIGN, cols, GROUP, GROUP_SIZE)
+        weights = group_weights(gamma, columns, left, COLS, BINS, WARPS) if GROUP else None
         step = fresh(row_step)
         mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
         s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
@@ -166,10 +171,15 @@ def column_streams(
                 s1, s2 = add_tile(s1, s2, values, centre)
         sums = warp_sums.index(0)
         keep_sums(sums, s1, s2, DOWN, ONCE, ROWS, COLS)
-        scale, tilt, shift = exchange(
-            sums, mail, (above, start, columns, image, left), sizes, vectors, count, eps,
-            by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, DOWN, WARPS,
-            False, PHASE,
+        place_of = (above, start, columns, image, left)
+        if PHASE != 2:
+            share_sums(
+                sums, mail, place_of, sizes, partials, weights, GROUP, GROUP_SIZE, COLS, BINS,
+                SPANS, DOWN, WARPS, False,
+            )  # fmt: skip
+        scale, tilt, shift = factors_of(
+            None, mail, place_of, sizes, (rstd, gamma, dgamma, dbeta), count, eps, by_col,
+            GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, WARPS, False, PHASE,
         )  # fmt: skip
         if MEETS:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there

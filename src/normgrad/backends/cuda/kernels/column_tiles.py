@@ -4,7 +4,7 @@ import triton.language as tl
 
 from normgrad.backends.cuda.kernels.common import load_or, widen
 from normgrad.backends.cuda.kernels.gluon import gl, jit
-from normgrad.backends.cuda.kernels.own_copies import copy_own
+from normgrad.backends.cuda.kernels.own_copies import copy_own, fetch_both
 
 
 @jit
@@ -59,6 +59,32 @@ def copy_tile(
     if TOGETHER:
         tl.debug_barrier()
     copy_own(data, slot, x + origin + at, dy + origin + at, mask, ROWS * COLS, ALIGN)
+
+
+@jit
+def fetch_tiles(
+    x,
+    dy,
+    strip,
+    thread,
+    row_step,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """Have the L2 cache fetch the first tiles of a strip: a thread asks for lines of 128 bytes."""
+    origin, columns, limit, _, _, apart = strip
+    LINE: tl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth  # elements
+    LINES: tl.constexpr = max(1, COLS // LINE)  # of a row
+    for first in tl.range(0, TILES * ROWS * LINES, THREADS):
+        line = first + thread
+        row = line // (ROWS * LINES) * apart + line // LINES % ROWS
+        col = line % LINES * LINE
+        at = origin + row.to(tl.int64) * (row_step * ALIGN) + col
+        there = (line < TILES * ROWS * LINES) & (row < limit) & (col < columns)
+        fetch_both(x + at, dy + at, there)
 
 
 @jit

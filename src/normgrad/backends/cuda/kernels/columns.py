@@ -17,12 +17,19 @@ columns and publishes the totals, and everybody reads those.
 
 import triton.language as tl
 
-from normgrad.backends.cuda.kernels.column_exchange import all_sums, exchange, keep_sums
+from normgrad.backends.cuda.kernels.column_exchange import (
+    all_sums,
+    factors_of,
+    group_weights,
+    keep_sums,
+    share_sums,
+)
 from normgrad.backends.cuda.kernels.column_tiles import (
     add_tile,
     centre_of,
     copy_tile,
     either,
+    fetch_tiles,
     strip_of,
     write_tile,
 )
@@ -85,6 +92,8 @@ def column_slabs(
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,  # a team of one
     TOGETHER: tl.constexpr,  # the warps ask for what follows a held tile together
+    LATE: tl.constexpr,  # tiles of the next slab are asked for when the sums are published
+    FETCHED: tl.constexpr,  # tiles of it that the L2 cache is to fetch then
     ALIGN: tl.constexpr,
     MEETS: tl.constexpr,  # the blocks wait for each other and join group norm's partials
     CHANNELS: tl.constexpr,  # in tiles of so many channels
@@ -121,7 +130,6 @@ def column_slabs(
     part = (slabs, split, width, channels, start, first, limit, apart, outer_step, row_step)
     data = own_places(x, dy, slabs * 0, tile, DEPTH, VECTOR, ROWS, COLS, ALIGN, LANES, DOWN, WARPS)
     sizes = (parts, bins, images, channels * ALIGN)
-    vectors = (rstd, gamma, dgamma, dbeta, partials)
     FEW: tl.constexpr = CHUNKS - HELD <= 5  # unrolled; 6 beside 2 that are held spill 48 bytes
     # Slabs ahead that the place of the first tile behind the held ones, and of the last, goes to.
     NEAR: tl.constexpr = (HELD + DEPTH) // CHUNKS
@@ -137,6 +145,7 @@ def column_slabs(
         strip = strip_of(slab, part, ALIGN)
         _, columns, _, image, left, _ = strip
         centre = centre_of(mean, strip, channels * ALIGN, cols, GROUP, GROUP_SIZE)
+        weights = group_weights(gamma, columns, left, COLS, BINS, WARPS) if GROUP else None
         step = fresh(row_step)
         turns = fresh(apart)
         now = (slabs, split, width, channels, start, first, limit, turns, outer_step, step)
@@ -151,7 +160,10 @@ def column_slabs(
             held = held + (values,)
             later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
             number = (chunk + DEPTH) % CHUNKS
-            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, TOGETHER)
+            if LATE and chunk + DEPTH >= CHUNKS:
+                commit(slab)
+            else:
+                copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, TOGETHER)
             s1, s2 = add_tile(s1, s2, values, centre)
         for chunk in (gl.static_range if FEW else tl.range)(HELD, CHUNKS):
             wait(slab, DEPTH - 1)
@@ -167,10 +179,24 @@ def column_slabs(
         if words is not None:
             mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
         # Offsets from a fresh start are not kept from round to round: 16 bytes of spills less.
-        scale, tilt, shift = exchange(
-            sums, mail, (above, fresh(start), columns, image, left), sizes, vectors, count,
-            eps, by_col, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, KEPT, WARPS,
-            SOLO, PHASE,
+        place_of = (above, fresh(start), columns, image, left)
+        totals = None
+        if PHASE != 2:
+            totals = share_sums(
+                sums, mail, place_of, sizes, partials, weights, GROUP, GROUP_SIZE, COLS, BINS,
+                SPANS, KEPT, WARPS, SOLO,
+            )  # fmt: skip
+        later = strip_of(slab + teams, now, ALIGN)
+        for number in tl.range(0, HELD + DEPTH - CHUNKS if LATE else 0):
+            slot = (turn + number + CHUNKS) % DEPTH
+            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN)
+        if FETCHED:  # what follows is made anew: 16 bytes of spills less in float32
+            fetch_tiles(x, dy, later, thread, step, FETCHED, ROWS, COLS, ALIGN, 32 * WARPS)
+            _, columns, _, image, left, _ = strip_of(fresh(slab + turn * 0), now, ALIGN)
+            place_of = (above, fresh(start), columns, image, left)
+        scale, tilt, shift = factors_of(
+            totals, mail, place_of, sizes, (rstd, gamma, dgamma, dbeta), count, eps, by_col,
+            GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, WARPS, SOLO, PHASE,
         )  # fmt: skip
         if MEETS:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there

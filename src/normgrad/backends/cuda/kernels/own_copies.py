@@ -50,6 +50,21 @@ def copy_both(to_x, to_dy, x, dy, mask, EACH: tl.constexpr, BEHIND: tl.constexpr
 
 
 @triton.jit
+def fetch_both(x, dy, mask):
+    """Have the L2 cache fetch what lies at these pointers."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred there; setp.ne.s32 there, $3, 0; mov.u32 $0, 0; "
+            "@there prefetch.global.L2 [$1]; @there prefetch.global.L2 [$2]; }",
+            "=&r,l,l,r",
+            [x.to(tl.uint64), dy.to(tl.uint64), mask.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def commit(like):
     """What was asked for since the last time is one group."""
     tl.inline_asm_elementwise(

@@ -141,6 +141,7 @@ def plane_slabs(
     DEPTH: tl.constexpr,  # tiles that there is room for in shared memory
     HELD: tl.constexpr,  # tiles that move on to registers; CHUNKS <= DEPTH + HELD
     AHEAD: tl.constexpr,  # statistics are loaded a round ahead
+    LATE: tl.constexpr,  # tiles of the next slab are asked for when the sums are published
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     VECTOR: tl.constexpr,  # elements of 16 bytes
@@ -181,6 +182,8 @@ def plane_slabs(
     )
     APART: tl.constexpr = min(WARPS, BLOCK_CHANNELS)
     bins: tl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [APART, WARPS // APART], [1, 0])
+    # Held tiles whose place is asked for again at once.
+    AT_ONCE: tl.constexpr = min(HELD, max(0, CHUNKS - DEPTH)) if LATE else HELD
     thread = gl.arange(0, 32 * WARPS, line)
     if BULK:
         base = ring_at(slabs * 0, HEAD + 2 * DEPTH * TILE)
@@ -278,19 +281,20 @@ def plane_slabs(
                 tile_dy = read(at_dy, dy, VECTOR)
                 tile_x = read(at_x, x, VECTOR)
             else:
-                async_copy.wait_group(DEPTH - 1 - chunk + min(chunk, HELD))
+                async_copy.wait_group(DEPTH - 1 - chunk + min(chunk, AT_ONCE))
                 tile_dy = tiles_dy.index(slot).load(tile)
                 tile_x = tiles_x.index(slot).load(tile)
             if chunk < HELD:
                 held_dy = held_dy + (tile_dy,)
                 held_x = held_x + (tile_x,)
-                if BULK:
-                    all_read(slab)
-                later = slab + (chunk + DEPTH) // CHUNKS * teams
-                ask(
-                    data, slot, later, steps, now, (chunk + DEPTH) % CHUNKS, ROWS, PLANE,
-                    ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE, WINDOW,
-                )  # fmt: skip
+                if chunk < AT_ONCE:
+                    if BULK:
+                        all_read(slab)
+                    later = slab + (chunk + DEPTH) // CHUNKS * teams
+                    ask(
+                        data, slot, later, steps, now, (chunk + DEPTH) % CHUNKS, ROWS, PLANE,
+                        ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE, WINDOW,
+                    )  # fmt: skip
             if WINDOW:  # some are of the planes around
                 _, _, low, high = window_of(now, chunk, before, ROWS, ALIGN, WIDE, WINDOW)
                 tile_x, tile_dy = keep_inside(tile_x, tile_dy, low, high, VECTOR)
@@ -337,6 +341,15 @@ def plane_slabs(
             if MEETS:  # noqa: SIM102
                 if slab + teams >= slabs:  # dx follows, but all sums are there
                     arrive(words + tally)
+        if BULK and AT_ONCE < HELD:
+            all_read(slab)
+        for chunk in gl.static_range(AT_ONCE, HELD):
+            slot, _ = slot_of(turn, chunk, CHUNKS, DEPTH)
+            later = slab + (chunk + DEPTH) // CHUNKS * teams
+            ask(
+                data, slot, later, steps, now, (chunk + DEPTH) % CHUNKS, ROWS, PLANE,
+                ALIGN, WIDE, WARPS, BULK, SPANS, EXACT, FULL, HEAD, TILE, WINDOW,
+            )  # fmt: skip
         if PHASE != 1:
             if SOLO:
                 t1, t2 = s1, s2
