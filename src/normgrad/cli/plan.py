@@ -2,9 +2,8 @@
 
 import argparse
 import dataclasses
-import importlib.util
 
-from normgrad.backends.base import broken
+from normgrad.backends.base import unusable
 from normgrad.backends.cuda.device import KNOWN, Device, device_of
 from normgrad.backends.cuda.program import Program
 from normgrad.backends.cuda.strategies import make_program, too_many
@@ -71,7 +70,7 @@ def program_of(spec: Spec, device: Device) -> Program:
 
 def device_here() -> Device:
     """The first GPU of this machine, or an H200."""
-    if importlib.util.find_spec("torch") is not None and broken("torch") is None:
+    if unusable("torch") is None:
         import torch
 
         if torch.cuda.is_available():
