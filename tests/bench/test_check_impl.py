@@ -1,6 +1,7 @@
 """normgrad check --impl: right ones pass, each kind of wrong one is caught."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,8 @@ def test_a_check_stopped_by_hand_ends_quietly(capsys):
         text=True,
         check=False,
         start_new_session=True,  # a group of its own
+        # Tests that a shell runs in the background (`make test &`) inherit that it is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         timeout=50,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
