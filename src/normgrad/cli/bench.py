@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", metavar="JSON", dest="source", type=Path, help="measure nothing: show this run"
     )
     result.add_argument("--json", metavar="FILE", type=Path, help="written after every row")
-    result.add_argument("--csv", metavar="FILE", type=Path)
+    result.add_argument("--csv", metavar="FILE", type=Path, help="a line for each row")
     result.add_argument("--plot", metavar="FILE", type=Path, help="out.svg or out.png")
     result.add_argument("--html", metavar="FILE", type=Path, help="one self-contained page")
 
@@ -50,7 +50,9 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     who.add_argument(
         "--backend", choices=[*backends.NAMES, "none"], help="default: the best; none: peers alone"
     )
-    who.add_argument("--peers", default="", help=",".join(peers.NAMES))
+    who.add_argument(
+        "--peers", default="", help=f"whom else to measure, of {','.join(peers.NAMES)}"
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--repeats", type=int, default=30, help="timed runs of each, at least 1 (30)")
     how.add_argument(
