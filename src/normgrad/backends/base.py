@@ -39,10 +39,10 @@ def broken(package: str) -> str | None:
     return None
 
 
-def missing(package: str) -> str | None:
+def missing(package: str, named: str = "") -> str | None:
     """That a package is not installed and what to do, or None. Nothing is imported."""
     if importlib.util.find_spec(package) is None:
-        return f"{package} is not installed: pip install {package}"
+        return f"{package} is not installed: pip install {named or package}"
     return None
 
 
