@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from normgrad import cli  # noqa: E402
 from normgrad.backends.reference.backend import ReferenceBackend  # noqa: E402
-from normgrad.bench import contender, problems, session, suites, timing  # noqa: E402
+from normgrad.bench import contender, peers, problems, session, suites, timing  # noqa: E402
 from normgrad.bench.peers import torch_eager  # noqa: E402
 from normgrad.bench.record import read_json  # noqa: E402
 from normgrad.spec import Op  # noqa: E402
@@ -79,6 +79,26 @@ def test_json_has_the_promised_form(record):
 def test_absent_peers_are_named(record):
     assert record["absent_peers"]["liger"]
     assert "jax" in record["absent_peers"] or all("jax" in row["peers"] for row in record["rows"])
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "device", "words"),
+    [
+        ("jax", "jax", "cpu", "jax is not installed: pip install jax"),
+        ("jax", "jax", "cuda", "only on the CPU: its stream cannot be timed here"),
+        (
+            "liger",
+            "liger_kernel",
+            "cuda",
+            "liger_kernel is not installed: pip install liger-kernel",
+        ),
+        ("liger", "liger_kernel", "cpu", "its kernels need a GPU"),  # an install would not help
+        ("flaggems", "flag_gems", "cpu", "its kernels need a GPU"),
+    ],
+)
+def test_an_absent_peer_says_what_would_help(name, package, device, words, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)  # where find_spec finds nothing
+    assert peers.get(name).unavailable(device) == words
 
 
 def test_csv_has_a_line_for_each_row(record_path, record):
@@ -154,8 +174,6 @@ class WrongPeer:
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_a_wrong_peer_is_shown_and_timed_only_on_request(timed, monkeypatch, capsys):
-    from normgrad.bench import peers
-
     monkeypatch.setattr(peers, "get", lambda name: WrongPeer())
     extra = ["--time-wrong-peers"] if timed else []
     options = ["--backend", "none", "--peers", "torch", "--dtype", "bfloat16", *extra]
@@ -167,8 +185,6 @@ def test_a_wrong_peer_is_shown_and_timed_only_on_request(timed, monkeypatch, cap
 
 
 def test_peers_that_are_all_absent_leave_nothing_to_measure(monkeypatch, capsys):
-    from normgrad.bench import peers
-
     class Elsewhere(WrongPeer):
         def unavailable(self, device):
             return "it is somewhere else"
@@ -180,8 +196,6 @@ def test_peers_that_are_all_absent_leave_nothing_to_measure(monkeypatch, capsys)
 
 
 def test_a_peer_that_fails_does_not_end_the_run(monkeypatch, capsys):
-    from normgrad.bench import peers
-
     class Raising(WrongPeer):
         def prepare(self, problem):
             raise RuntimeError("out of paper")
@@ -193,8 +207,6 @@ def test_a_peer_that_fails_does_not_end_the_run(monkeypatch, capsys):
 
 @pytest.mark.parametrize("made", [None, "x", torch.zeros(3), torch.zeros(512, device="meta")])
 def test_a_peer_whose_results_have_no_form_is_wrong_and_we_are_not(made, monkeypatch, capsys):
-    from normgrad.bench import peers
-
     class Shapeless(WrongPeer):
         def prepare(self, problem):
             results = (made, *problem.poisoned()[1:])
@@ -211,8 +223,6 @@ def test_a_peer_whose_results_have_no_form_is_wrong_and_we_are_not(made, monkeyp
 
 @pytest.mark.parametrize("role", ["dy", "x", "mean", "gamma"])
 def test_a_peer_that_changes_its_operands_is_wrong_and_nobody_else(role, monkeypatch, capsys):
-    from normgrad.bench import peers
-
     class Spoiling(WrongPeer):
         name = "cudnn"
 
@@ -239,8 +249,6 @@ class skipped(Exception):
 
 
 def test_an_exception_is_a_failure_whatever_its_name(monkeypatch, install, capsys, tmp_path):
-    from normgrad.bench import peers
-
     class RaisingPeer(WrongPeer):
         def prepare(self, problem):
             raise skipped("out of paper")

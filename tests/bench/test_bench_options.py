@@ -153,10 +153,13 @@ def test_options_are_known_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_torch_that_is_not_there_is_said_on_stderr(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "torch", None)  # an import of it raises
-    assert cli.main(SMALL) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    words = "torch is missing, which makes the data: pip install torch"
-    assert captured.err == f"normgrad bench: {words}\n"
+def test_a_picture_that_cannot_be_drawn_is_said_before_anything_is_measured(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(timing, "timer", lambda *_: pytest.fail("something was measured"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # where find_spec finds nothing
+    path = tmp_path / "run.png"
+    assert cli.main([*SMALL, "--plot", str(path)]) == 2
+    reason = "matplotlib is not installed: pip install matplotlib"
+    words = f"--plot needs matplotlib, got {path} ({reason})"
+    assert capsys.readouterr().err == f"normgrad bench: {words}\n"

@@ -1,6 +1,7 @@
 """normgrad check --impl: right ones pass, each kind of wrong one is caught."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from normgrad import cli
-from normgrad.cli import check_foreign
+from normgrad.backends import base
 
 HERE = Path(__file__).parent
 
@@ -154,6 +155,8 @@ def test_a_check_stopped_by_hand_ends_quietly(capsys):
         text=True,
         check=False,
         start_new_session=True,  # a group of its own
+        # Tests that a shell runs in the background (`make test &`) inherit that it is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         timeout=50,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
@@ -175,17 +178,33 @@ def test_a_gpu_that_is_not_there_is_said_once(monkeypatch, capsys):
     assert "--arrays must be numpy or torch where torch can use no GPU" in captured.err
 
 
-def test_torch_tensors_without_torch(monkeypatch, capsys):
-    monkeypatch.setattr(check_foreign, "find_spec", lambda name: None)
+@pytest.fixture(params=["torch is not installed: pip install torch", "torch cannot be imported: "])
+def no_torch(request, monkeypatch):
+    """The reason why there is no torch: not installed, or installed and broken."""
+    if "installed" in request.param:
+        monkeypatch.setitem(sys.modules, "torch", None)  # where find_spec finds nothing
+    else:
+        reason = "torch cannot be imported: OSError: libtorch_cpu.so"
+        monkeypatch.setattr(base, "broken", lambda package: reason)
+    return request.param
+
+
+def test_torch_tensors_without_torch(no_torch, capsys):
     assert check("implementations:layer_norm_backward", "--arrays", "torch") == 2
-    assert "--arrays needs torch: pip install torch" in capsys.readouterr().err
+    assert f"--arrays needs torch, got torch ({no_torch}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("peer", ["torch", "liger", "flaggems"])
-def test_peers_without_torch(peer, monkeypatch, capsys):
-    monkeypatch.setattr(check_foreign, "find_spec", lambda name: None)
+def test_peers_without_torch(peer, no_torch, capsys):
     assert cli.main(["check", "--impl", peer]) == 2
-    assert "--impl needs torch: pip install torch" in capsys.readouterr().err
+    assert f"--impl needs torch, got {peer} ({no_torch}" in capsys.readouterr().err
+
+
+def test_a_bench_without_torch(no_torch, capsys):
+    assert cli.main(["bench", "--suite", "quick"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"normgrad bench: the data are made by torch: {no_torch}")
 
 
 @pytest.mark.parametrize(

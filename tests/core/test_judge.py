@@ -1,5 +1,7 @@
 """The judge: an honest float32 kernel passes everywhere, a wrong one is caught, and by whom."""
 
+import functools
+
 import judged_kernels as kernels
 import numpy as np
 import pytest
@@ -50,12 +52,19 @@ CAUGHT = {
 }
 
 
+@functools.cache
+def known(case, dtype):
+    """A problem and its truth: making both takes twice as long as running and judging a kernel."""
+    problem = verify.make_problem(case, dtype)
+    return problem, verify.expected(problem)
+
+
 def failures(wrong, cases=verify.CASES):
     found = []
     for case in cases:
         for dtype in verify.DTYPES:
-            problem = verify.make_problem(case, dtype)
-            measured = verify.judge(problem, kernels.run(problem, wrong))
+            problem, truth = known(case, dtype)
+            measured = verify.judge(problem, kernels.run(problem, wrong), truth)
             if not all(one.ok for one in measured):
                 found.append(f"{case.name} {dtype}")
     return found
@@ -94,8 +103,7 @@ def test_an_all_zero_gradient_fails_wherever_the_truth_is_not_zero():
     """No budget grows so large with the size of a sum that nothing at all would pass."""
     for case in verify.CASES:
         for dtype in verify.DTYPES:
-            problem = verify.make_problem(case, dtype)
-            truth = verify.expected(problem)
+            problem, truth = known(case, dtype)
             for one in verify.judge(problem, kernels.run(problem, "all-zero"), truth):
                 want = truth.values[one.role]
                 exact = "one-element" in case.id and one.role == "dx" and case.training

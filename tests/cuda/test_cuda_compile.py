@@ -4,10 +4,13 @@ A second or less for each. What is asked of the machine code: blocks that wait f
 as the plan says, the next slab comes by asynchronous copies, nothing large is spilled.
 """
 
+import itertools
+import os
 import re
 import subprocess
-from itertools import product
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cuda_plans import COLUMN_KERNELS, COPYING, KNOWN, launches, plan, resident_blocks
@@ -124,9 +127,12 @@ OTHERS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory):
-    """Nothing compiled before, nothing left behind."""
+    """Nothing compiled before, nothing left behind; one for all processes of a run."""
+    run = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        run = run.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        patch.setenv("TRITON_CACHE_DIR", str(run / "triton"))
         yield
 
 
@@ -135,18 +141,32 @@ def tool(name, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """Triton's record of a step, its resources, and what the disassembler reads: 0.4 s each."""
+
+    metadata: Any
+    registers: int
+    stack: int
+    path: Path
+
+    @property
+    def code(self):
+        return tool("nvdisasm", "-c", self.path)
+
+
 @pytest.fixture
 def compiled(tmp_path):
-    """(Triton's record, resources, machine code) of a step."""
+    """A step as machine code."""
+    number = itertools.count()
 
     def build(step, capability, aligned=launch.Aligned.ALL):
         made = launch.compile_step(step, capability, aligned)
         takes_what_a_launcher_gives(step, made.asm["ptx"])
-        path = tmp_path / "kernel.cubin"
+        path = tmp_path / f"{next(number)}.cubin"
         path.write_bytes(made.asm["cubin"])
         usage = re.search(r"REG:(\d+) STACK:(\d+)", tool("cuobjdump", "-res-usage", path))
-        registers, stack = (int(number) for number in usage.groups())
-        return made.metadata, registers, stack, tool("nvdisasm", "-c", path)
+        return Compiled(made.metadata, *map(int, usage.groups()), path)
 
     return build
 
@@ -187,10 +207,11 @@ def tile(step):
 @pytest.mark.parametrize("request_", [*PLANES, *WINDOWS, *COLUMNS, *ROWS, *RINGS], ids=" ".join)
 def test_resident_kernels_on_hopper(request_, compiled):
     step = the_resident(plan(*request_))
-    metadata, registers, stack, code = compiled(step, 90)
-    assert metadata.launch_cooperative_grid == step.cooperative
-    assert registers <= step.registers
-    assert stack == 0, "spilled registers go to memory on every slab"
+    made = compiled(step, 90)
+    assert made.metadata.launch_cooperative_grid == step.cooperative
+    assert made.registers <= step.registers
+    assert made.stack == 0, "spilled registers go to memory on every slab"
+    code = made.code
     copies = "UBLKCP" if step.ring and step.kernel not in COLUMN_KERNELS else "LDGSTS"
     assert copies in code, "the next slab is not fetched by asynchronous copies"
     if request_ in WINDOWS:
@@ -212,34 +233,33 @@ def test_the_plan_knows_how_much_shared_memory_a_block_takes(request_, compiled)
             if one.cooperative:
                 size = str(tile(one))
                 if size not in known:  # of one shape for most devices
-                    metadata, *_ = compiled(one, device.capability)
-                    known[size] = metadata.shared
+                    known[size] = compiled(one, device.capability).metadata.shared
                 assert one.grid[0] <= resident_blocks(device, one, known[size]), name
 
 
 @pytest.mark.parametrize(
     ("request_", "bits"),
-    [*product(RINGS, ("100", "110", "011")), *product(SLABS, ("010",))],
+    [*itertools.product(RINGS, ("100", "110", "011")), *itertools.product(SLABS, ("010",))],
     ids=lambda one: one if isinstance(one, str) else " ".join(one),
 )
 def test_rings_with_fewer_results(request_, bits, compiled):
     """A ring is found behind other shared memory: there must be some."""
     step = the_resident(plan(*request_, mask=tuple(bit == "1" for bit in bits)))
-    metadata, registers, stack, _ = compiled(step, 90)
-    assert step.ring < metadata.shared
-    assert registers <= step.registers
-    assert stack == 0
+    made = compiled(step, 90)
+    assert step.ring < made.metadata.shared
+    assert made.registers <= step.registers
+    assert made.stack == 0
 
 
 @pytest.mark.parametrize("request_", OTHERS, ids=" ".join)
 def test_other_kernels_on_hopper(request_, compiled):
     for step in launches(plan(*request_)):
-        metadata, registers, stack, code = compiled(step, 90)
-        assert stack == 0, step.kernel
-        assert registers * 32 * step.warps <= 65536, step.kernel
-        assert metadata.shared <= 227 << 10, step.kernel
+        made = compiled(step, 90)
+        assert made.stack == 0, step.kernel
+        assert made.registers * 32 * step.warps <= 65536, step.kernel
+        assert made.metadata.shared <= 227 << 10, step.kernel
         if dict(step.constants).get("STAGES", 1) > 1:
-            assert "LDGSTS" in code, step.kernel
+            assert "LDGSTS" in made.code, step.kernel
 
 
 def test_kernels_on_ampere(compiled):
@@ -247,11 +267,11 @@ def test_kernels_on_ampere(compiled):
     device = KNOWN["a100"]
     for request_ in (PLANES[0], PLANES[2], COLUMNS[0], COLUMNS[2], *ROWS[:2], OTHERS[3]):
         for step in launches(plan(*request_, device="a100")):
-            metadata, registers, _, _ = compiled(step, device.capability)
-            assert registers * 32 * step.warps <= device.registers, step.kernel
-            assert metadata.shared <= device.shared_bytes - 1024, step.kernel
+            made = compiled(step, device.capability)
+            assert made.registers * 32 * step.warps <= device.registers, step.kernel
+            assert made.metadata.shared <= device.shared_bytes - 1024, step.kernel
             if step.cooperative:
-                assert step.grid[0] <= resident_blocks(device, step, metadata.shared)
+                assert step.grid[0] <= resident_blocks(device, step, made.metadata.shared)
 
 
 @pytest.mark.parametrize("shape", ["1x1", "1x3", "1x1x1x3", "3x1x5"])
@@ -267,8 +287,8 @@ def test_sizes_of_one(shape, dtype, compiled):
 def test_data_at_any_address_are_read_one_by_one(compiled):
     """Wide loads from addresses that are no multiples of 16 bytes would fault."""
     (step,) = launches(plan("batch_norm_elemt", "64x256x56x56", "bfloat16"))
-    *_, wide = compiled(step, 90)
-    *_, narrow = compiled(step, 90, aligned=launch.Aligned.NONE)
+    wide = compiled(step, 90).code
+    narrow = compiled(step, 90, aligned=launch.Aligned.NONE).code
     assert re.search(r"LDG\.E\S*\.128", wide)
     assert not re.search(r"LDG\.E\S*\.(64|128)", narrow)
     assert not re.search(r"STG\.E\S*\.(64|128)", narrow)

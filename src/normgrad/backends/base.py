@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -36,6 +37,18 @@ def broken(package: str) -> str | None:
     except Exception as error:  # ImportError, or OSError of a shared library, or its own
         return f"{package} cannot be imported: {type(error).__name__}: {error}"
     return None
+
+
+def missing(package: str, named: str = "") -> str | None:
+    """That a package is not installed and what to do, or None. Nothing is imported."""
+    if importlib.util.find_spec(package) is None:
+        return f"{package} is not installed: pip install {named or package}"
+    return None
+
+
+def unusable(package: str) -> str | None:
+    """Why a package cannot be used, or None: then it is imported."""
+    return missing(package) or broken(package)
 
 
 class Compiled(NamedTuple):

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from normgrad.backends.base import unusable
 from normgrad.bench.record import SHORT_TYPES, Record, Row, geometric_mean
 
 # Colours that hold on white and on near-black; text and grid are replaced in HTML.
@@ -24,11 +25,7 @@ _MAX_SINGLE_BARS = 16
 
 def unavailable() -> str | None:
     """Why nothing can be drawn, or None."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return "matplotlib is not installed (pip install matplotlib)"
-    return None
+    return unusable("matplotlib")
 
 
 def save(record: Record, path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normgrad import backends
+from normgrad.backends.base import unusable
 from normgrad.bench import peers, suites, text
 from normgrad.bench.suites import Workload
 from normgrad.cli import terminal
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", metavar="JSON", dest="source", type=Path, help="measure nothing: show this run"
     )
     result.add_argument("--json", metavar="FILE", type=Path, help="written after every row")
-    result.add_argument("--csv", metavar="FILE", type=Path)
+    result.add_argument("--csv", metavar="FILE", type=Path, help="a line for each row")
     result.add_argument("--plot", metavar="FILE", type=Path, help="out.svg or out.png")
     result.add_argument("--html", metavar="FILE", type=Path, help="one self-contained page")
 
@@ -49,7 +50,9 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     who.add_argument(
         "--backend", choices=[*backends.NAMES, "none"], help="default: the best; none: peers alone"
     )
-    who.add_argument("--peers", default="", help=",".join(peers.NAMES))
+    who.add_argument(
+        "--peers", default="", help=f"whom else to measure, of {','.join(peers.NAMES)}"
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--repeats", type=int, default=30, help="timed runs of each, at least 1 (30)")
     how.add_argument(
@@ -73,15 +76,15 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write; 1 if one of our results was wrong or could not be had."""
-    if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
-        raise OptionError("--plot", "must end in .svg or .png", args.plot)
+    if args.plot is not None:
+        _check_plot(args.plot)
     if args.source:
         return _show(args)
-    try:
-        import torch
-    except ImportError as error:
-        msg = "torch is missing, which makes the data: pip install torch"
-        raise NormgradError(msg) from error
+    reason = unusable("torch")
+    if reason is not None:
+        raise NormgradError(f"the data are made by torch: {reason}")
+    import torch
+
     backend = _backend(args.backend)
     on_gpu = torch.cuda.is_available() if backend is None else backend == "cuda"
     device = "cuda:0" if on_gpu else "cpu"
@@ -121,6 +124,17 @@ def run(args: argparse.Namespace) -> int:
     bad = record.bad_rows
     print(f"{len(record.rows)} rows, {len(bad)} of ours wrong or refused")
     return 1 if bad or not record.rows or stopped else 0
+
+
+def _check_plot(path: Path) -> None:
+    """Minutes of work should not end without the picture that they were for."""
+    from normgrad.bench import plots
+
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise OptionError("--plot", "must end in .svg or .png", path)
+    reason = plots.unavailable()
+    if reason is not None:
+        raise OptionError("--plot", "needs matplotlib", f"{path} ({reason})")
 
 
 def _copy_again(session: "Session", record: "Record") -> None:
@@ -249,17 +263,15 @@ def _write(args: argparse.Namespace, record: "Record") -> None:
     if args.csv:
         record.write_csv(args.csv)
         written.append(args.csv)
-    if args.plot or args.html:
-        from normgrad.bench import html, plots
+    if args.plot:
+        from normgrad.bench import plots
 
-        missing = plots.unavailable()
-        if args.plot and missing:
-            print(f"{args.plot} was not drawn: {missing}; draw it later: bench --from JSON --plot")
-        elif args.plot:
-            plots.save(record, args.plot)
-            written.append(args.plot)
-        if args.html:
-            html.save(record, args.html)
-            written.append(args.html)
+        plots.save(record, args.plot)
+        written.append(args.plot)
+    if args.html:
+        from normgrad.bench import html
+
+        html.save(record, args.html)
+        written.append(args.html)
     for path in written:
         print(f"wrote {path}")

@@ -2,11 +2,11 @@
 
 import argparse
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from normgrad import verify
+from normgrad.backends.base import unusable
 from normgrad.cli import check_report, terminal
 from normgrad.errors import OptionError
 from normgrad.verify import foreign, isolate
@@ -80,8 +80,7 @@ def _check_arrays(arrays: str) -> None:
     """What every case would fail for is said once."""
     if arrays == "numpy":
         return
-    if find_spec("torch") is None:
-        raise OptionError("--arrays", "needs torch: pip install torch", arrays)
+    _need_torch("--arrays", arrays)
     import torch
 
     if arrays == "torch:cuda" and not torch.cuda.is_available():
@@ -89,11 +88,15 @@ def _check_arrays(arrays: str) -> None:
         raise OptionError("--arrays", rule, arrays)
 
 
+def _need_torch(option: str, value: str) -> None:
+    reason = unusable("torch")
+    if reason is not None:
+        raise OptionError(option, "needs torch", f"{value} ({reason})")
+
+
 def _implementation(target: str, op: str | None, arrays: str) -> foreign.Implementation:
     if target in _PEERS:
-        if find_spec("torch") is None:
-            rule = "needs torch: pip install torch"
-            raise OptionError("--impl", rule, target)
+        _need_torch("--impl", target)
         from normgrad.bench.peer_check import PeerImplementation
 
         return PeerImplementation(target)

@@ -15,8 +15,8 @@ def finish(args: argparse.Namespace, outcomes: list[Outcome]) -> int:
     _write(args, outcomes)
     found = summary(outcomes)
     _show(found, outcomes)
-    if args.html:
-        print(f"wrote {args.html}")
+    for path in filter(None, (args.json, args.html)):
+        print(f"wrote {path}")
     count = found.verdicts
     print(f"{count['PASS']} passed, {count['FAIL']} failed, {count['NONE']} not offered")
     return 0 if count["PASS"] and not count["FAIL"] else 1

@@ -2,12 +2,11 @@
 
 import argparse
 import importlib.metadata
-import importlib.util
 import platform
 from pathlib import Path
 
 from normgrad import __version__, backends
-from normgrad.backends.base import broken
+from normgrad.backends.base import unusable
 from normgrad.cores import cores
 
 _PACKAGES = (
@@ -109,9 +108,7 @@ def _threads() -> object:
 
 
 def _gpu() -> str:
-    if importlib.util.find_spec("torch") is None:
-        return "unknown, as torch is not installed"
-    reason = broken("torch")
+    reason = unusable("torch")
     if reason is not None:
         return f"unknown, as {reason}"
     try:

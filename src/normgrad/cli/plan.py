@@ -2,9 +2,8 @@
 
 import argparse
 import dataclasses
-import importlib.util
 
-from normgrad.backends.base import broken
+from normgrad.backends.base import unusable
 from normgrad.backends.cuda.device import KNOWN, Device, device_of
 from normgrad.backends.cuda.program import Program
 from normgrad.backends.cuda.strategies import make_program, too_many
@@ -21,10 +20,13 @@ from normgrad.verify.problem import request, wanted_dtypes
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the verb."""
-    parser.add_argument("--op", choices=[op.value for op in Op], required=True)
+    ops = [op.value for op in Op]
+    parser.add_argument("--op", choices=ops, required=True, help="whose gradient")
     parser.add_argument("--shape", required=True, help="as 64x256x56x56")
     parser.add_argument("--dtype", choices=list(FLOATS), default="bfloat16", help="of the data")
-    parser.add_argument("--layout", choices=suites.LAYOUTS, default=suites.LAYOUTS[0])
+    parser.add_argument(
+        "--layout", choices=suites.LAYOUTS, default=suites.LAYOUTS[0], help="of the data"
+    )
     parser.add_argument("--groups", type=int, help=f"of group norm ({suites.GROUPS})")
     parser.add_argument("--normalized", type=int, help="how many last axes of layer norm (1)")
     parser.add_argument("--mask", help="wanted results as bits, as 100 for the input gradient")
@@ -71,7 +73,7 @@ def program_of(spec: Spec, device: Device) -> Program:
 
 def device_here() -> Device:
     """The first GPU of this machine, or an H200."""
-    if importlib.util.find_spec("torch") is not None and broken("torch") is None:
+    if unusable("torch") is None:
         import torch
 
         if torch.cuda.is_available():

@@ -1,11 +1,10 @@
 """The CUDA backend: plans in pure Python, kernels in Triton, memory from whoever calls."""
 
 import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from normgrad.backends.base import broken, unknown_to_fast
+from normgrad.backends.base import broken, missing, unknown_to_fast
 from normgrad.backends.cuda import strategies
 from normgrad.backends.cuda.device import INTERPRETER, device_of
 from normgrad.backends.cuda.launch import Aligned, Ready, has_mail, interpreting, run_program
@@ -26,10 +25,7 @@ class CudaBackend:
 
     def unavailable(self) -> str | None:
         """It needs torch, Triton and a GPU, or Triton's interpreter."""
-        for package in ("torch", "triton"):
-            if importlib.util.find_spec(package) is None:
-                return f"{package} is not installed: pip install {package}"
-        reason = broken("torch")
+        reason = missing("torch") or missing("triton") or broken("torch")
         if reason is None and not interpreting():
             import torch
 

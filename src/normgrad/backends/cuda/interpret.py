@@ -1,7 +1,9 @@
 """Runs a program's kernels in Triton's interpreter, on host memory. For tests without a GPU."""
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +70,36 @@ def _launch(
             arguments[name] = _tensor(value, program, spec, bases)
         elif value is not None:
             arguments[name] = value
-    kernel_of(step.kernel)[step.grid](**arguments, **constants)
+    with _nothing_in_vain():
+        kernel_of(step.kernel)[step.grid](**arguments, **constants)
+
+
+@contextlib.contextmanager
+def _nothing_in_vain() -> Iterator[None]:
+    """Half of what Triton 3.6's interpreter does has no effect: a launch without it.
+
+    For every sum and product of integers it computes whether they overflow, and drops the answer
+    (it asserts only under `debug`). At every call of a device function it looks through the whole
+    language for what to replace, though this launch has done so.
+    """
+    from triton.runtime import interpreter
+
+    builder, patch = interpreter.interpreter_builder, interpreter._patch_lang
+    options, seen = builder.options, set()
+
+    def once(function: Callable[..., Any]) -> Any:
+        module = function.__globals__["__name__"]  # which names the parts of the language it uses
+        if module in seen:
+            return interpreter._LangPatchScope()
+        seen.add(module)
+        return patch(function)
+
+    builder.options = dataclasses.replace(options, sanitize_overflow=options.debug)
+    interpreter._patch_lang = once
+    try:
+        yield
+    finally:
+        builder.options, interpreter._patch_lang = options, patch
 
 
 def _memory(ref: Ref, bases: Sequence[int | None], nbytes: int) -> Any:

@@ -17,11 +17,11 @@ class FlagGems:
 
     def unavailable(self, device: str) -> str | None:
         """The package with what it imports, and a GPU for its kernels."""
+        if device == "cpu":
+            return "its kernels need a GPU"
         missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
         if missing:
             return f"{', '.join(missing)} not installed"
-        if device == "cpu":
-            return "its kernels need a GPU"
         try:
             import flag_gems  # noqa: F401
         except Exception as error:  # a package of many vendors fails in many ways

@@ -1,10 +1,10 @@
 """JAX: the formula under ``jax.jit``."""
 
-import importlib.util
 from typing import Any
 
 import torch
 
+from normgrad.backends.base import missing
 from normgrad.backends.reference.backend import evaluate
 from normgrad.bench.contender import NotOffered, Runner
 from normgrad.bench.problems import DeviceProblem
@@ -17,9 +17,9 @@ class JaxJit:
 
     def unavailable(self, device: str) -> str | None:
         """The package; on a GPU it has a stream of its own, which torch's events do not see."""
-        if importlib.util.find_spec("jax") is None:
-            return "jax is not installed"
-        return None if device == "cpu" else "only on the CPU: its stream cannot be timed here"
+        if device != "cpu":
+            return "only on the CPU: its stream cannot be timed here"
+        return missing("jax")
 
     def prepare(self, problem: DeviceProblem) -> Runner:
         """Arrays over torch's memory where JAX takes it; waits for every result."""

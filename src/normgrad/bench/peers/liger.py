@@ -1,10 +1,10 @@
 """Liger Kernel's layer and group norm."""
 
-import importlib.util
 import math
 
 import torch
 
+from normgrad.backends.base import missing
 from normgrad.bench.contender import NotOffered, Runner
 from normgrad.bench.problems import DeviceProblem
 from normgrad.spec import Op
@@ -17,9 +17,9 @@ class Liger:
 
     def unavailable(self, device: str) -> str | None:
         """The package, and a GPU for its kernels."""
-        if importlib.util.find_spec("liger_kernel") is None:
-            return "liger_kernel is not installed"
-        return "its kernels need a GPU" if device == "cpu" else None
+        if device == "cpu":
+            return "its kernels need a GPU"
+        return missing("liger_kernel", "liger-kernel")
 
     def prepare(self, problem: DeviceProblem) -> Runner:
         """The backward functions, with what their forwards would have saved."""
