@@ -6,7 +6,7 @@ import pytest
 from normgrad import functional, hostmem
 from normgrad.dtypes import FLOATS
 from normgrad.spec import Op
-from normgrad.verify import Case, expected, make_problem, run_backend
+from normgrad.verify import Case, expected, judge, make_problem, run_backend
 
 TERMS = 10_000_000
 
@@ -51,6 +51,14 @@ def test_ten_million_terms_stay_within_a_unit(shape, op, seed):
     for got, truth in _long_sums(shape, op, seed):
         unit = np.spacing(np.float32(abs(truth)))
         assert abs(np.float64(got[0]) - truth) <= 0.51 * unit
+
+
+def test_paired_sums_of_folded_rows_of_more_than_64_channels():
+    # Two rows as one, in 65 blocks: when two tasks paired them both sums were up to 130 off.
+    case = Case(id="folded", op=Op.BATCH_NORM, shape=(2 * 64 * 128 + 2, 65))
+    problem = make_problem(case, "float64")
+    for measured in judge(problem, run_backend(problem, "cpu")):
+        assert measured.ok, measured
 
 
 CASES = [

@@ -348,7 +348,7 @@ def join_blocks(flat):
         first = (index - sample * params[slots.CHUNKS]) * params[slots.CHUNK]
         last = min(first + params[slots.CHUNK], params[slots.COLUMNS])
         if params[slots.SUM_DY]:
-            # Folded rows have few columns, all in one chunk.
+            # Folded rows are all in one chunk.
             end = params[slots.WIDTH] if params[slots.FOLDED] > 1 else last
             join_columns(flat, params, workspace, sample, first, end)
         if params[slots.BY_ROW]:
