@@ -7,6 +7,7 @@ from normgrad import functional, hostmem
 from normgrad.dtypes import FLOATS
 from normgrad.spec import Op
 from normgrad.verify import Case, expected, judge, make_problem, run_backend
+from normgrad.verify.budget import sum_factor
 
 TERMS = 10_000_000
 
@@ -59,6 +60,29 @@ def test_paired_sums_of_folded_rows_of_more_than_64_channels():
     problem = make_problem(case, "float64")
     for measured in judge(problem, run_backend(problem, "cpu")):
         assert measured.ok, measured
+
+
+@pytest.mark.parametrize("shape", [(1 << 20,), (1, 8192, 32), (1, 32, 8192)], ids=str)
+def test_long_float64_sums_behind_grad_input_are_not_joined_one_by_one(shape):
+    # Equal terms less their mean are 0. Blocks of a row or a group's channels, channels first or
+    # last, were joined one by one: their means were 324 and 1085 roundings off.
+    dy, x = np.full(shape, 0.1), np.resize([1.0, -1.0], shape)
+    statistics = np.zeros((1, 1)), np.ones((1, 1))
+    if len(shape) == 1:
+        got = functional.layer_norm_backward(dy, x, shape, *statistics, backend="cpu")
+    else:
+        options = {"num_groups": 1, "channel_axis": shape.index(8192), "backend": "cpu"}
+        got = functional.group_norm_backward(dy, x, *statistics, **options)
+    assert np.abs(got.grad_input).max() <= (sum_factor(dy.size) + 13) * 2.0**-53 * 0.1
+
+
+def test_units_of_a_float64_channel_are_not_joined_one_by_one():
+    shape = (2048, 1, 32768)  # as many units of 0.1 were 324 roundings off
+    dy, x = (np.broadcast_to(np.full(shape[1:], value), shape) for value in (0.1, 1.0))
+    got = functional.batch_norm_backward(dy, x, output_mask=(False, True, True), backend="cpu")
+    truth = 0.1 * dy.size  # a power of two
+    for sums in (got.grad_weight, got.grad_bias):
+        assert abs(sums[0] - truth) <= sum_factor(dy.size) * 2.0**-53 * truth
 
 
 CASES = [

@@ -15,6 +15,7 @@ from normgrad.backends.cpu.kernels.scalar import (
     read_any,
     slope_and_offset,
 )
+from normgrad.backends.cpu.kernels.segments import completed, plus
 from normgrad.backends.cpu.vectors import (
     fence,
     lanes,
@@ -242,17 +243,19 @@ def group_factors(flat, params, addresses, workspace, sample, first, last):
     for group in range(first // channels, last // channels):
         statistic = sample * params[slots.GROUPS] + group
         rstd = inverse_deviation(params, addresses, workspace, statistic)
-        sum_dy = 0.0
-        sum_xmu = 0.0
+        sum_dy, rest_dy = 0.0, 0.0
+        sum_xmu, rest_xmu = 0.0, 0.0
         for column in range(group * channels, (group + 1) * channels):
             gamma = read_any(code, gammas + column * step) if code >= 0 else 1.0
             other = read(F64, sums + (columns + column) * 8)
-            sum_dy += gamma * read(F64, sums + column * 8)
-            sum_xmu += gamma * other
+            one = gamma * read(F64, sums + column * 8)
+            sum_dy, rest_dy = plus(flat, sum_dy, rest_dy, one)
+            sum_xmu, rest_xmu = plus(flat, sum_xmu, rest_xmu, gamma * other)
             write(F64, sums + (columns + column) * 8, other * rstd)
             if writing:
                 write(flat, factors + span + column * size_of(flat), rstd * gamma)
         if writing:
+            sum_dy, sum_xmu = completed(sum_dy, rest_dy), completed(sum_xmu, rest_xmu)
             b, c = slope_and_offset(params, True, rstd, 1.0, elements, sum_dy, sum_xmu)
             at = factors + 2 * span + group * channels * size_of(flat)
             for _ in range(channels):

@@ -49,6 +49,12 @@ def lost(fmt, before, term):
 
 
 @jit.inlined
+def plus(fmt, joined, rest, term):
+    """A sum with one more term, and what all its roundings have lost."""
+    return joined + term, rest + lost(fmt, joined, term)
+
+
+@jit.inlined
 def completed(joined, rest):
     """A sum and what its roundings lost, which is nan where the sum is infinite.
 
@@ -132,10 +138,8 @@ def sums(fmt, dy, x, dy_step, x_step, segments, length, mean):
                 left = 0
             if depth <= 0:
                 one, other = total((p0 + p1) + (p2 + p3)), total((q0 + q1) + (q2 + q3))
-                rest_dy += lost(fmt, sum_dy, one)
-                rest_xmu += lost(fmt, sum_xmu, other)
-                sum_dy += one
-                sum_xmu += other
+                sum_dy, rest_dy = plus(fmt, sum_dy, rest_dy, one)
+                sum_xmu, rest_xmu = plus(fmt, sum_xmu, rest_xmu, other)
                 p0 = zero(fmt)
                 p1 = zero(fmt)
                 p2 = zero(fmt)
@@ -225,9 +229,7 @@ def sums_of_dy(fmt, dy, dy_step, segments, length):
                     p1 = p1 + load_part(fmt, at, part)
                     at += step
                     left -= part
-            one = total((p0 + p1) + (p2 + p3))
-            rest += lost(fmt, sum_dy, one)
-            sum_dy += one
+            sum_dy, rest = plus(fmt, sum_dy, rest, total((p0 + p1) + (p2 + p3)))
         dy += dy_step
     return completed(sum_dy, rest)
 
