@@ -357,7 +357,7 @@ def part_gradients(fmt, dy, x, dx, length, mean, a, b, c):
 
 
 @jit.inner
-def scaled(fmt, dy, dx, dy_step, dx_step, segments, length, a):
+def scaled(fmt, dy, dx, dy_step, dx_step, segments, length, a, streaming):
     """``dx = a * dy`` over segments at an even distance; x is not read."""
     width = lanes(fmt)
     step = width * size_of(fmt)
@@ -366,6 +366,21 @@ def scaled(fmt, dy, dx, dy_step, dx_step, segments, length, a):
         left = length
         at = dy
         to = dx
+        if streaming:
+            head = min((-to & 63) // size_of(fmt), left)
+            left -= head
+            while head > 0:
+                part = min(head, width)
+                store_part(fmt, to, va * load_part(fmt, at, part), part)
+                at += part * size_of(fmt)
+                to += part * size_of(fmt)
+                head -= part
+            while left >= 2 * width:
+                d0, d1 = load_pair(fmt, at)
+                stream_pair(fmt, to, va * d0, va * d1)
+                at += 2 * step
+                to += 2 * step
+                left -= 2 * width
         while left >= width:
             store(fmt, to, va * load(fmt, at))
             at += step

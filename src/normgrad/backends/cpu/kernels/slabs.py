@@ -149,15 +149,15 @@ def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b,
     dy += last * dy_step
     x += last * x_step
     dx += last * dx_step
+    streaming = params[slots.STREAM_DX] != 0
     if params[slots.CORRECTION]:
-        streaming = params[slots.STREAM_DX] != 0
         far = params[slots.FAR] != 0
         gradients(
             fmt, dy, x, dx, -dy_step, -x_step, -dx_step, segments, length, mean, a, b, c,
             streaming, far, ask_dy, ask_x,
         )  # fmt: skip
     else:
-        scaled(fmt, dy, dx, -dy_step, -dx_step, segments, length, a)
+        scaled(fmt, dy, dx, -dy_step, -dx_step, segments, length, a, streaming)
 
 
 @jit.inlined
