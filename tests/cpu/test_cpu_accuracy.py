@@ -125,3 +125,25 @@ def test_a_parameter_gradient_is_rounded_once_from_float64(dtype):
         dy, np.ones_like(dy), gamma, output_mask=(False, False, True), backend="cpu"
     ).grad_bias
     assert np.float64(got[0]) == 1 + 2 * half
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("gap", [1, 2])
+def test_columns_of_layer_norm_are_rounded_once_from_float64(dtype, gap):
+    # The same in three blocks of rows, for a vector of columns and a part, and one by one.
+    half = FLOATS[dtype].unit_roundoff
+    signs = np.resize([1.0, -1.0, 1e30, 2.0**-30, 0.0], 21)
+    dy = np.zeros((300, 21), np.float32)
+    for row, size in ((0, 1.0), (100, half), (200, 2.0**-40)):
+        dy[row] = size * signs
+    rows = np.zeros((300, 1), np.float32), np.ones((300, 1), np.float32)
+    gamma = hostmem.narrow(np.ones(21), dtype)
+    given = hostmem.narrow(np.full(21 * gap, np.nan), dtype)[::gap]
+    if dtype == "bfloat16":
+        bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+        gamma, given = gamma.view(bfloat16), given.view(bfloat16)
+    functional.layer_norm_backward(
+        dy, dy, 21, *rows, gamma, output_mask=(False, False, True), out=(None, None, given)
+    )
+    sums = hostmem.narrow(dy.sum(0, dtype=np.float64), dtype)
+    np.testing.assert_array_equal(given.view(sums.dtype), sums)

@@ -24,7 +24,7 @@ from normgrad.backends.cpu.vectors import (
     read,
     size_of,
     store_part,
-    store_wide,
+    store_rounded,
     widen,
     write,
     zero,
@@ -176,15 +176,15 @@ def join_columns(flat, params, workspace, sample, first, last):
         while last - column >= 4 * width:
             here = parts + column * size_of(flat)
             s0, s1, s2, s3 = four_joined(flat, here, left, stride)
-            store_wide(sums + column * 8, s0, width)
-            store_wide(sums + (column + width) * 8, s1, width)
-            store_wide(sums + (column + 2 * width) * 8, s2, width)
-            store_wide(sums + (column + 3 * width) * 8, s3, width)
+            store_rounded(F64, sums + column * 8, s0, width)
+            store_rounded(F64, sums + (column + width) * 8, s1, width)
+            store_rounded(F64, sums + (column + 2 * width) * 8, s2, width)
+            store_rounded(F64, sums + (column + 3 * width) * 8, s3, width)
             column += 4 * width
         while column < last:
             part = min(width, last - column)
             here = parts + column * size_of(flat)
-            store_wide(sums + column * 8, joined(flat, here, left, stride, part), part)
+            store_rounded(F64, sums + column * 8, joined(flat, here, left, stride, part), part)
             column += width
         # The second row of sums.
         parts += columns * size_of(flat)
