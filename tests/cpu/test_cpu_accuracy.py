@@ -6,7 +6,8 @@ import pytest
 from normgrad import functional, hostmem
 from normgrad.dtypes import FLOATS
 from normgrad.spec import Op
-from normgrad.verify import Case, expected, make_problem, run_backend
+from normgrad.verify import Case, expected, judge, make_problem, run_backend
+from normgrad.verify.budget import sum_factor
 
 TERMS = 10_000_000
 
@@ -53,6 +54,37 @@ def test_ten_million_terms_stay_within_a_unit(shape, op, seed):
         assert abs(np.float64(got[0]) - truth) <= 0.51 * unit
 
 
+def test_paired_sums_of_folded_rows_of_more_than_64_channels():
+    # Two rows as one, in 65 blocks: when two tasks paired them both sums were up to 130 off.
+    case = Case(id="folded", op=Op.BATCH_NORM, shape=(2 * 64 * 128 + 2, 65))
+    problem = make_problem(case, "float64")
+    for measured in judge(problem, run_backend(problem, "cpu")):
+        assert measured.ok, measured
+
+
+@pytest.mark.parametrize("shape", [(1 << 20,), (1, 8192, 32), (1, 32, 8192)], ids=str)
+def test_long_float64_sums_behind_grad_input_are_not_joined_one_by_one(shape):
+    # Equal terms less their mean are 0. Blocks of a row or a group's channels, channels first or
+    # last, were joined one by one: their means were 324 and 1085 roundings off.
+    dy, x = np.full(shape, 0.1), np.resize([1.0, -1.0], shape)
+    statistics = np.zeros((1, 1)), np.ones((1, 1))
+    if len(shape) == 1:
+        got = functional.layer_norm_backward(dy, x, shape, *statistics, backend="cpu")
+    else:
+        options = {"num_groups": 1, "channel_axis": shape.index(8192), "backend": "cpu"}
+        got = functional.group_norm_backward(dy, x, *statistics, **options)
+    assert np.abs(got.grad_input).max() <= (sum_factor(dy.size) + 13) * 2.0**-53 * 0.1
+
+
+def test_units_of_a_float64_channel_are_not_joined_one_by_one():
+    shape = (2048, 1, 32768)  # as many units of 0.1 were 324 roundings off
+    dy, x = (np.broadcast_to(np.full(shape[1:], value), shape) for value in (0.1, 1.0))
+    got = functional.batch_norm_backward(dy, x, output_mask=(False, True, True), backend="cpu")
+    truth = 0.1 * dy.size  # a power of two
+    for sums in (got.grad_weight, got.grad_bias):
+        assert abs(sums[0] - truth) <= sum_factor(dy.size) * 2.0**-53 * truth
+
+
 CASES = [
     Case(id="channels-first", op=Op.BATCH_NORM, shape=(16, 8, 2048)),
     Case(id="channels-last", op=Op.BATCH_NORM, shape=(8, 32, 32, 32), layout="channels-last"),
@@ -93,3 +125,25 @@ def test_a_parameter_gradient_is_rounded_once_from_float64(dtype):
         dy, np.ones_like(dy), gamma, output_mask=(False, False, True), backend="cpu"
     ).grad_bias
     assert np.float64(got[0]) == 1 + 2 * half
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("gap", [1, 2])
+def test_columns_of_layer_norm_are_rounded_once_from_float64(dtype, gap):
+    # The same in three blocks of rows, for a vector of columns and a part, and one by one.
+    half = FLOATS[dtype].unit_roundoff
+    signs = np.resize([1.0, -1.0, 1e30, 2.0**-30, 0.0], 21)
+    dy = np.zeros((300, 21), np.float32)
+    for row, size in ((0, 1.0), (100, half), (200, 2.0**-40)):
+        dy[row] = size * signs
+    rows = np.zeros((300, 1), np.float32), np.ones((300, 1), np.float32)
+    gamma = hostmem.narrow(np.ones(21), dtype)
+    given = hostmem.narrow(np.full(21 * gap, np.nan), dtype)[::gap]
+    if dtype == "bfloat16":
+        bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+        gamma, given = gamma.view(bfloat16), given.view(bfloat16)
+    functional.layer_norm_backward(
+        dy, dy, 21, *rows, gamma, output_mask=(False, False, True), out=(None, None, given)
+    )
+    sums = hostmem.narrow(dy.sum(0, dtype=np.float64), dtype)
+    np.testing.assert_array_equal(given.view(sums.dtype), sums)

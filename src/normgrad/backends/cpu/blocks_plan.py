@@ -38,9 +38,8 @@ def channels_last(program: "Program") -> None:
         params[slots.FAR] = int(program.far() and not narrow)
     block = cut_blocks(program, samples, rows, width, alone=by_row)
     blocks = ceil_div(rows, block)
-    chunk = geometry.channels * ceil_div(sizes.JOINED_COLUMNS, max(geometry.channels, 1))
-    params[slots.CHUNK] = chunk = max(chunk if by_row else sizes.JOINED_COLUMNS, 1)
-    params[slots.CHUNKS] = ceil_div(columns, chunk)
+    params[slots.CHUNK] = _joined_columns(program, folded)
+    params[slots.CHUNKS] = ceil_div(columns, params[slots.CHUNK])
     params[slots.AT_COEFFICIENTS] = program.reserve(samples * 4 * width * program.flat.itemsize)
     params[slots.AT_SUMS] = program.reserve(samples * 2 * width * 8)
     work = ceil_div(samples * blocks, params[slots.PER_TASK])
@@ -64,6 +63,18 @@ def channels_last(program: "Program") -> None:
     if program.spec.dx is not None:
         program.phase("blocks_out", work, program.format, program.flat)
     program.join_samples()
+
+
+def _joined_columns(program: "Program", folded: int) -> int:
+    """How many columns one task joins: whole groups, or all channels of folded rows.
+
+    A second task would pair sums of folded rows that the first has paired already.
+    """
+    geometry = program.geometry
+    if folded > 1:
+        return geometry.parameters
+    channels = max(geometry.channels, 1) if geometry.statistic == "row" else 1
+    return channels * ceil_div(sizes.JOINED_COLUMNS, channels)
 
 
 def evenly_and_folded(program: "Program", roles: tuple[str, ...]) -> tuple[bool, int]:

@@ -58,7 +58,7 @@ def _split(program: "Program", slabs: int, segments: int) -> None:
         units = (last - first) * pieces
         if needs.sum_dy:
             program.phase("units_in", units, program.format, argument=first * pieces)
-        program.phase("join_units", last - first, argument=first)
+        program.phase("join_units", last - first, program.flat, argument=first)
         if program.spec.dx is not None:
             program.phase("units_out", units, program.format, argument=last * pieces)
 

@@ -15,6 +15,7 @@ from normgrad.backends.cpu.kernels.scalar import (
     read_any,
     slope_and_offset,
 )
+from normgrad.backends.cpu.kernels.segments import completed, plus
 from normgrad.backends.cpu.vectors import (
     fence,
     lanes,
@@ -23,7 +24,7 @@ from normgrad.backends.cpu.vectors import (
     read,
     size_of,
     store_part,
-    store_wide,
+    store_rounded,
     widen,
     write,
     zero,
@@ -175,15 +176,15 @@ def join_columns(flat, params, workspace, sample, first, last):
         while last - column >= 4 * width:
             here = parts + column * size_of(flat)
             s0, s1, s2, s3 = four_joined(flat, here, left, stride)
-            store_wide(sums + column * 8, s0, width)
-            store_wide(sums + (column + width) * 8, s1, width)
-            store_wide(sums + (column + 2 * width) * 8, s2, width)
-            store_wide(sums + (column + 3 * width) * 8, s3, width)
+            store_rounded(F64, sums + column * 8, s0, width)
+            store_rounded(F64, sums + (column + width) * 8, s1, width)
+            store_rounded(F64, sums + (column + 2 * width) * 8, s2, width)
+            store_rounded(F64, sums + (column + 3 * width) * 8, s3, width)
             column += 4 * width
         while column < last:
             part = min(width, last - column)
             here = parts + column * size_of(flat)
-            store_wide(sums + column * 8, joined(flat, here, left, stride, part), part)
+            store_rounded(F64, sums + column * 8, joined(flat, here, left, stride, part), part)
             column += width
         # The second row of sums.
         parts += columns * size_of(flat)
@@ -242,17 +243,19 @@ def group_factors(flat, params, addresses, workspace, sample, first, last):
     for group in range(first // channels, last // channels):
         statistic = sample * params[slots.GROUPS] + group
         rstd = inverse_deviation(params, addresses, workspace, statistic)
-        sum_dy = 0.0
-        sum_xmu = 0.0
+        sum_dy, rest_dy = 0.0, 0.0
+        sum_xmu, rest_xmu = 0.0, 0.0
         for column in range(group * channels, (group + 1) * channels):
             gamma = read_any(code, gammas + column * step) if code >= 0 else 1.0
             other = read(F64, sums + (columns + column) * 8)
-            sum_dy += gamma * read(F64, sums + column * 8)
-            sum_xmu += gamma * other
+            one = gamma * read(F64, sums + column * 8)
+            sum_dy, rest_dy = plus(flat, sum_dy, rest_dy, one)
+            sum_xmu, rest_xmu = plus(flat, sum_xmu, rest_xmu, gamma * other)
             write(F64, sums + (columns + column) * 8, other * rstd)
             if writing:
                 write(flat, factors + span + column * size_of(flat), rstd * gamma)
         if writing:
+            sum_dy, sum_xmu = completed(sum_dy, rest_dy), completed(sum_xmu, rest_xmu)
             b, c = slope_and_offset(params, True, rstd, 1.0, elements, sum_dy, sum_xmu)
             at = factors + 2 * span + group * channels * size_of(flat)
             for _ in range(channels):
@@ -348,7 +351,7 @@ def join_blocks(flat):
         first = (index - sample * params[slots.CHUNKS]) * params[slots.CHUNK]
         last = min(first + params[slots.CHUNK], params[slots.COLUMNS])
         if params[slots.SUM_DY]:
-            # Folded rows have few columns, all in one chunk.
+            # Folded rows are all in one chunk.
             end = params[slots.WIDTH] if params[slots.FOLDED] > 1 else last
             join_columns(flat, params, workspace, sample, first, end)
         if params[slots.BY_ROW]:

@@ -203,7 +203,7 @@ def write_rows(
     unit = width * size_of(flat)
     span = columns * size_of(flat)
     whole = columns // width * width
-    pairs = columns // (2 * width) * (2 * width) if corrected and streaming else 0
+    pairs = columns // (2 * width) * (2 * width) if streaming else 0
     row = 0
     while row < rows:
         if four and rows - row >= 4:
@@ -219,6 +219,14 @@ def write_rows(
         at = factors
         where = 0
         column = 0
+        while column < pairs and not corrected:
+            r0 = load(flat, at + span) * load(fmt, dy + where)
+            r1 = load(flat, at + span + unit) * load(fmt, dy + where + step)
+            stream(fmt, dx + where, r0, r1)
+            ask_pair(fmt, dy + where + AHEAD)
+            column += 2 * width
+            where += 2 * step
+            at += 2 * unit
         while column < pairs:
             t0 = load(fmt, x + where) - load(flat, at)
             t1 = load(fmt, x + where + step) - load(flat, at + unit)

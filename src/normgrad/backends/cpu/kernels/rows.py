@@ -7,6 +7,7 @@ float64. Group norm of small images is the same: the rows are one group of all s
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.kernels.columns import AHEAD, add_rows, fill
 from normgrad.backends.cpu.kernels.scalar import count, entry, inverse_deviation, place
+from normgrad.backends.cpu.kernels.segments import completed, plus
 from normgrad.backends.cpu.vectors import (
     differ,
     fence,
@@ -97,8 +98,8 @@ def row_factors(fmt, flat, params, addresses, workspace, dy, x, gamma, row, inve
     if params[slots.WRITE_DX]:
         mean = read(F64, factors)
         most = 2 * lanes(fmt) * _DEPTH
-        sum_g = 0.0
-        sum_xmu = 0.0
+        sum_g, rest_g = 0.0, 0.0
+        sum_xmu, rest_xmu = 0.0, 0.0
         left = params[slots.WIDTH]
         while left > 0:
             part = min(left, most)
@@ -107,12 +108,13 @@ def row_factors(fmt, flat, params, addresses, workspace, dy, x, gamma, row, inve
                 # As in four rows at a time: bits do not depend on how many others there are.
                 sum_g, sum_xmu, _, _ = four_totals(p, q, p, q)
             else:
-                sum_g += total(p)
-                sum_xmu += total(q)
+                sum_g, rest_g = plus(fmt, sum_g, rest_g, total(p))
+                sum_xmu, rest_xmu = plus(fmt, sum_xmu, rest_xmu, total(q))
             dy += part * size_of(fmt)
             x += part * size_of(fmt)
             gamma += part * size_of(flat)
             left -= part
+        sum_g, sum_xmu = completed(sum_g, rest_g), completed(sum_xmu, rest_xmu)
         row_slopes(factors, sum_g, sum_xmu, inverse)
 
 

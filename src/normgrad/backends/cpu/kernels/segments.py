@@ -49,6 +49,12 @@ def lost(fmt, before, term):
 
 
 @jit.inlined
+def plus(fmt, joined, rest, term):
+    """A sum with one more term, and what all its roundings have lost."""
+    return joined + term, rest + lost(fmt, joined, term)
+
+
+@jit.inlined
 def completed(joined, rest):
     """A sum and what its roundings lost, which is nan where the sum is infinite.
 
@@ -132,10 +138,8 @@ def sums(fmt, dy, x, dy_step, x_step, segments, length, mean):
                 left = 0
             if depth <= 0:
                 one, other = total((p0 + p1) + (p2 + p3)), total((q0 + q1) + (q2 + q3))
-                rest_dy += lost(fmt, sum_dy, one)
-                rest_xmu += lost(fmt, sum_xmu, other)
-                sum_dy += one
-                sum_xmu += other
+                sum_dy, rest_dy = plus(fmt, sum_dy, rest_dy, one)
+                sum_xmu, rest_xmu = plus(fmt, sum_xmu, rest_xmu, other)
                 p0 = zero(fmt)
                 p1 = zero(fmt)
                 p2 = zero(fmt)
@@ -225,9 +229,7 @@ def sums_of_dy(fmt, dy, dy_step, segments, length):
                     p1 = p1 + load_part(fmt, at, part)
                     at += step
                     left -= part
-            one = total((p0 + p1) + (p2 + p3))
-            rest += lost(fmt, sum_dy, one)
-            sum_dy += one
+            sum_dy, rest = plus(fmt, sum_dy, rest, total((p0 + p1) + (p2 + p3)))
         dy += dy_step
     return completed(sum_dy, rest)
 
@@ -355,7 +357,7 @@ def part_gradients(fmt, dy, x, dx, length, mean, a, b, c):
 
 
 @jit.inner
-def scaled(fmt, dy, dx, dy_step, dx_step, segments, length, a):
+def scaled(fmt, dy, dx, dy_step, dx_step, segments, length, a, streaming):
     """``dx = a * dy`` over segments at an even distance; x is not read."""
     width = lanes(fmt)
     step = width * size_of(fmt)
@@ -364,6 +366,21 @@ def scaled(fmt, dy, dx, dy_step, dx_step, segments, length, a):
         left = length
         at = dy
         to = dx
+        if streaming:
+            head = min((-to & 63) // size_of(fmt), left)
+            left -= head
+            while head > 0:
+                part = min(head, width)
+                store_part(fmt, to, va * load_part(fmt, at, part), part)
+                at += part * size_of(fmt)
+                to += part * size_of(fmt)
+                head -= part
+            while left >= 2 * width:
+                d0, d1 = load_pair(fmt, at)
+                stream_pair(fmt, to, va * d0, va * d1)
+                at += 2 * step
+                to += 2 * step
+                left -= 2 * width
         while left >= width:
             store(fmt, to, va * load(fmt, at))
             at += step

@@ -14,10 +14,12 @@ from normgrad.backends.cpu.kernels.scalar import (
     slope_and_offset,
 )
 from normgrad.backends.cpu.kernels.segments import (
+    completed,
     four_sums,
     gradients,
     near_segment,
     part_gradients,
+    plus,
     scaled,
     sums,
     sums_of_dy,
@@ -147,15 +149,15 @@ def write_gradients(fmt, params, dy, x, dx, first, segments, length, mean, a, b,
     dy += last * dy_step
     x += last * x_step
     dx += last * dx_step
+    streaming = params[slots.STREAM_DX] != 0
     if params[slots.CORRECTION]:
-        streaming = params[slots.STREAM_DX] != 0
         far = params[slots.FAR] != 0
         gradients(
             fmt, dy, x, dx, -dy_step, -x_step, -dx_step, segments, length, mean, a, b, c,
             streaming, far, ask_dy, ask_x,
         )  # fmt: skip
     else:
-        scaled(fmt, dy, dx, -dy_step, -dx_step, segments, length, a)
+        scaled(fmt, dy, dx, -dy_step, -dx_step, segments, length, a, streaming)
 
 
 @jit.inlined
@@ -215,17 +217,17 @@ def segment_sums(fmt, params, dy, x, segments, length, mean, to, step, second):
             write(F64, place + second, others[one])
     for segment in range(together, segments):
         # In the pieces that units have: it is no matter which of the two a slab is in.
-        one = 0.0
-        other = 0.0
+        one, rest = 0.0, 0.0
+        other, other_rest = 0.0, 0.0
         for first in range(0, length, TASK_ELEMENTS):
             part = min(TASK_ELEMENTS, length - first)
             at = first * size_of(fmt) + segment * dy_step
             at_x = first * size_of(fmt) + segment * x_step
             some = needed_sums(fmt, params, dy + at, x + at_x, 1, part, mean)
-            one += some[0]
-            other += some[1]
-        write(F64, to + segment * step, one)
-        write(F64, to + segment * step + second, other)
+            one, rest = plus(fmt, one, rest, some[0])
+            other, other_rest = plus(fmt, other, other_rest, some[1])
+        write(F64, to + segment * step, completed(one, rest))
+        write(F64, to + segment * step + second, completed(other, other_rest))
 
 
 @jit.inlined
@@ -259,8 +261,8 @@ def slab_sums(fmt, params, addresses, workspace, outer, group, dy, x, mean, rstd
     segments = params[slots.SEGMENTS]
     if not params[slots.BY_ROW]:
         return needed_sums(fmt, params, dy, x, segments, inner, mean)
-    sum_dy = 0.0
-    sum_xmu = 0.0
+    sum_dy, rest_dy = 0.0, 0.0
+    sum_xmu, rest_xmu = 0.0, 0.0
     column = parameter(params, group, 0)
     kept = kept_sums(params, workspace, outer, group)
     second = params[slots.COLUMNS] * 8
@@ -270,9 +272,9 @@ def slab_sums(fmt, params, addresses, workspace, outer, group, dy, x, mean, rstd
         other = read(F64, at + second)
         write(F64, at + second, other * rstd)  # the channel's share of the parameter gradient
         gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
-        sum_dy += gamma * read(F64, at)
-        sum_xmu += gamma * other
-    return sum_dy, sum_xmu
+        sum_dy, rest_dy = plus(fmt, sum_dy, rest_dy, gamma * read(F64, at))
+        sum_xmu, rest_xmu = plus(fmt, sum_xmu, rest_xmu, gamma * other)
+    return completed(sum_dy, rest_dy), completed(sum_xmu, rest_xmu)
 
 
 @jit.inner

@@ -5,6 +5,7 @@ All units are summed, the sums of a slab's units are joined, then all units are 
 
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.kernels.scalar import entry, inverse_deviation
+from normgrad.backends.cpu.kernels.segments import completed, plus
 from normgrad.backends.cpu.kernels.slabs import (
     kept_sums,
     near_gradients,
@@ -118,14 +119,14 @@ def units_out(fmt):
     return units_out_task
 
 
-def join_units():
+def join_units(flat):
     """The task that adds the units of one slab and leaves its factors for the second pass."""
 
     def join_units_task(params, addresses, workspace, argument, index, after):
         slab = argument + index
         rstd = inverse_deviation(params, addresses, workspace, slab)
-        sum_dy = 0.0
-        sum_xmu = 0.0
+        sum_dy, rest_dy = 0.0, 0.0
+        sum_xmu, rest_xmu = 0.0, 0.0
         if params[slots.SUM_DY]:
             by_row = params[slots.BY_ROW] != 0
             segments = params[slots.SEGMENTS] if by_row else 1
@@ -134,11 +135,13 @@ def join_units():
             column = parameter(params, group, 0)
             parts = workspace + params[slots.AT_PARTS] + slab * segments * per_segment * 16
             for segment in range(segments):
-                one = 0.0
-                other = 0.0
+                one, rest = 0.0, 0.0
+                other, other_rest = 0.0, 0.0
                 for piece in range(segment * per_segment, (segment + 1) * per_segment):
-                    one += read(F64, parts + piece * 16)
-                    other += read(F64, parts + piece * 16 + 8)
+                    at = parts + piece * 16
+                    one, rest = plus(flat, one, rest, read(F64, at))
+                    other, other_rest = plus(flat, other, other_rest, read(F64, at + 8))
+                one, other = completed(one, rest), completed(other, other_rest)
                 gamma = 1.0
                 if by_row:
                     kept = kept_sums(params, workspace, outer, group) + segment * 8
@@ -146,8 +149,9 @@ def join_units():
                     write(F64, kept + params[slots.COLUMNS] * 8, other * rstd)
                     index = column + segment
                     gamma = entry(params, addresses, workspace, slots.GAMMA, index, 1.0)
-                sum_dy += gamma * one
-                sum_xmu += gamma * other
+                sum_dy, rest_dy = plus(flat, sum_dy, rest_dy, gamma * one)
+                sum_xmu, rest_xmu = plus(flat, sum_xmu, rest_xmu, gamma * other)
+            sum_dy, sum_xmu = completed(sum_dy, rest_dy), completed(sum_xmu, rest_xmu)
             if not by_row:
                 slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
         if params[slots.WRITE_DX]:

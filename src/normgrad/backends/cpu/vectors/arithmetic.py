@@ -244,19 +244,6 @@ def widen(typingctx, values):
 
 
 @intrinsic
-def rounded(typingctx, fmt, values):
-    """Float64 lanes as the compute type of a format."""
-    lanes_type = lanes_of(fmt.fmt)
-
-    def codegen(context, builder, signature, arguments):
-        if lanes_type.wide:
-            return arguments[1]
-        return builder.fptrunc(arguments[1], lanes_type.llvm)
-
-    return lanes_type(fmt, values), codegen
-
-
-@intrinsic
 def float_of(typingctx, bits):
     """The float64 whose bits an integer holds."""
 

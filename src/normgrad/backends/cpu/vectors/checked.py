@@ -142,11 +142,9 @@ def store_part(fmt: Format, address: int, values: Any, count: int) -> None:
     _view(fmt, address, count, True)[:] = narrow
 
 
-def store_wide(address: int, values: Any, count: int) -> None:
+def store_rounded(fmt: Format, address: int, values: Any, count: int) -> None:
     """As in `lowering`."""
-    nbytes = 8 * count
-    _checked(_writable, address, nbytes, "writes")
-    _bytes_at(address, nbytes).view(np.float64)[:] = values[:count]
+    _view(fmt, address, count, True)[:] = hostmem.narrow(values[:count], fmt.name)
 
 
 def splat(fmt: Format, value: float) -> Any:
@@ -177,11 +175,6 @@ def four_totals(*vectors: Any) -> tuple[float, ...]:
 def widen(values: Any) -> Any:
     """As in `arithmetic`."""
     return values.astype(np.float64)
-
-
-def rounded(fmt: Format, values: Any) -> Any:
-    """As in `arithmetic`."""
-    return values.astype(np.float64 if fmt.wide else np.float32)
 
 
 def read(fmt: Format, address: int) -> float:

@@ -74,6 +74,13 @@ def _half_widened(builder, stored):
     return builder.bitcast(builder.or_(value, sign), single)
 
 
+def _half(builder, values):
+    """Float32 to float16, to nearest even."""
+    if _HAS_HALF:
+        return builder.fptrunc(values, like(values.type, F16))
+    return _half_narrowed(builder, values)
+
+
 def _half_narrowed(builder, values):
     """Float32 to float16 in integers, to nearest even."""
     whole, half = like(values.type, I32), like(values.type, I16)
@@ -113,9 +120,7 @@ def widened(builder, fmt, stored):
 def narrowed(builder, fmt, values):
     """Compute numbers rounded once, to nearest even, as they are stored."""
     if fmt.name == "float16":
-        if _HAS_HALF:
-            return builder.fptrunc(values, like(values.type, F16))
-        return _half_narrowed(builder, values)
+        return _half(builder, values)
     if fmt.name == "float32" and fmt.wide:
         return builder.fptrunc(values, like(values.type, F32))
     if fmt.name != "bfloat16":
@@ -123,6 +128,11 @@ def narrowed(builder, fmt, values):
     if _HAS_BF16 and isinstance(values.type, ir.VectorType):
         halves = ir.FunctionType(like(values.type, I16), [values.type])
         return builder.asm(halves, "vcvtneps2bf16 $1, $0", "=v,v", [values], False)
+    return _brain_narrowed(builder, values)
+
+
+def _brain_narrowed(builder, values):
+    """Float32 to bfloat16 in integers, to nearest even; small numbers stay."""
     whole = like(values.type, I32)
     bits = builder.bitcast(values, whole)
     last = builder.and_(builder.lshr(bits, const(whole, 16)), const(whole, 1))
@@ -153,18 +163,28 @@ def joined(builder, fmt, first, second, apart):
     return _interleaved(builder, both) if apart and fmt.name == "bfloat16" else both
 
 
-def to_odd(builder, value):
-    """A float64 as the float32 at or next to it whose last bit says that it was inexact.
+def rounded_once(builder, fmt, values):
+    """Float64 numbers, one or many, as they are stored."""
+    if fmt.itemsize == 2:
+        odd = _to_odd(builder, values)
+        return (_brain_narrowed if fmt.name == "bfloat16" else _half)(builder, odd)
+    return builder.fptrunc(values, like(values.type, F32)) if fmt.itemsize == 4 else values
+
+
+def _to_odd(builder, values):
+    """Float64 as the float32 at or next to it whose last bit says that it was inexact.
 
     A second rounding, to 16 bits, then sees on which side of a tie the value lies.
     """
-    single = builder.fptrunc(value, F32)
-    back = builder.fpext(single, F64)
-    bits = builder.bitcast(single, I32)
-    absolute = [call(builder, "llvm.fabs.f64", F64, [one]) for one in (value, back)]
-    moved = builder.select(
-        builder.fcmp_ordered(">", *absolute), builder.add(bits, I32(1)), builder.sub(bits, I32(1))
-    )
-    even = builder.icmp_unsigned("==", builder.and_(bits, I32(1)), I32(0))
-    inexact = builder.fcmp_ordered("!=", value, back)
-    return builder.bitcast(builder.select(builder.and_(even, inexact), moved, bits), F32)
+    whole, double = like(values.type, I32), like(values.type, F64)
+    single = builder.fptrunc(values, like(values.type, F32))
+    back = builder.fpext(single, double)
+    bits = builder.bitcast(single, whole)
+    fabs = f"llvm.fabs.v{double.count}f64" if double is not F64 else "llvm.fabs.f64"
+    absolute = [call(builder, fabs, double, [one]) for one in (values, back)]
+    one = const(whole, 1)
+    further = builder.fcmp_ordered(">", *absolute)
+    moved = builder.select(further, builder.add(bits, one), builder.sub(bits, one))
+    even = builder.icmp_unsigned("==", builder.and_(bits, one), const(whole, 0))
+    inexact = builder.fcmp_ordered("!=", values, back)
+    return builder.bitcast(builder.select(builder.and_(even, inexact), moved, bits), single.type)

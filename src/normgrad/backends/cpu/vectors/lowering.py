@@ -18,7 +18,7 @@ from normgrad.backends.cpu.vectors.conversions import (
     joined,
     narrowed,
     pointer,
-    to_odd,
+    rounded_once,
     widened,
 )
 
@@ -192,50 +192,45 @@ def load_part(typingctx, fmt, address, count):
     return lanes_of(fmt.fmt)(fmt, types.int64, types.int64), codegen
 
 
+def _masked_store(builder, values, address, count):
+    """The first ``count`` of some stored elements; memory of the others is not touched."""
+    size = values.type.count
+    if values.type.element == F16:
+        values = builder.bitcast(values, ir.VectorType(I16, size))
+    name, nbytes = {I16: ("i16", 2), F32: ("f32", 4), F64: ("f64", 8)}[values.type.element]
+    call(
+        builder,
+        f"llvm.masked.store.v{size}{name}.p0",
+        ir.VoidType(),
+        [
+            values,
+            pointer(builder, address, values.type),
+            I32(nbytes),
+            _mask(builder, count, size),
+        ],
+    )
+
+
 @intrinsic
 def store_part(typingctx, fmt, address, values, count):
     """The first ``count`` lanes, rounded; memory of the others is not touched."""
 
     def codegen(context, builder, signature, arguments):
-        narrow = narrowed(builder, fmt.fmt, arguments[2])
-        if fmt.fmt.name == "float16":
-            narrow = builder.bitcast(narrow, ir.VectorType(I16, fmt.fmt.lanes))
-        name = {2: "i16", 4: "f32", 8: "f64"}[fmt.fmt.itemsize]
-        call(
-            builder,
-            f"llvm.masked.store.v{fmt.fmt.lanes}{name}.p0",
-            ir.VoidType(),
-            [
-                narrow,
-                pointer(builder, arguments[1], narrow.type),
-                I32(fmt.fmt.itemsize),
-                _mask(builder, arguments[3], fmt.fmt.lanes),
-            ],
-        )
+        _masked_store(builder, narrowed(builder, fmt.fmt, arguments[2]), *arguments[1::2])
         return context.get_dummy_value()
 
     return types.none(fmt, types.int64, lanes_of(fmt.fmt), types.int64), codegen
 
 
 @intrinsic
-def store_wide(typingctx, address, values, count):
-    """The first ``count`` lanes of a float64 vector as float64."""
+def store_rounded(typingctx, fmt, address, values, count):
+    """The first ``count`` lanes of a float64 vector, however long, rounded once."""
 
     def codegen(context, builder, signature, arguments):
-        call(
-            builder,
-            f"llvm.masked.store.v{values.count}f64.p0",
-            ir.VoidType(),
-            [
-                arguments[1],
-                pointer(builder, arguments[0], values.llvm),
-                I32(8),
-                _mask(builder, arguments[2], values.count),
-            ],
-        )
+        _masked_store(builder, rounded_once(builder, fmt.fmt, arguments[2]), *arguments[1::2])
         return context.get_dummy_value()
 
-    return types.none(types.int64, values, types.int64), codegen
+    return types.none(fmt, types.int64, values, types.int64), codegen
 
 
 @intrinsic
@@ -270,11 +265,7 @@ def write(typingctx, fmt, address, value):
     """One float64, rounded once."""
 
     def codegen(context, builder, signature, arguments):
-        value = arguments[2]
-        if fmt.fmt.itemsize == 2:
-            value = narrowed(builder, fmt.fmt, to_odd(builder, value))
-        elif fmt.fmt.name == "float32":
-            value = builder.fptrunc(value, F32)
+        value = rounded_once(builder, fmt.fmt, arguments[2])
         builder.store(value, pointer(builder, arguments[1], value.type))
         return context.get_dummy_value()
 
