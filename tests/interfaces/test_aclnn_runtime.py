@@ -394,6 +394,20 @@ def three_gpus(monkeypatch):
     return used
 
 
+@pytest.mark.parametrize("size", [2**63, 2**64 - 1])
+def test_more_bytes_than_torch_counts_are_want_of_memory(monkeypatch, three_gpus, size):
+    # Without a GPU: torch refuses such a size before it looks at the device.
+    from normgrad.device.cuda import CudaMemory
+
+    gpu = CudaMemory("cuda:0")
+    gpu.device = "meta"
+    monkeypatch.setenv("NORMGRAD_DEVICE", "cuda")
+    monkeypatch.setitem(normgrad.device._MEMORIES, "cuda:0", gpu)
+    assert aclnn.aclrtSetDevice(0) == 0
+    assert aclnn.aclrtMalloc(size) == (200000, 0)
+    assert said().startswith("aclrtMalloc: not enough memory: ")
+
+
 def place_of_new_tensor():
     return aclnn.aclCreateTensor((2,), 1, 0, None, 0, 2, (2,), 1, 4096).kind.device
 
