@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -234,6 +235,18 @@ def test_a_cancelled_thread_leaves_no_lock_held(capi):
 def test_handlers_of_exit_run_what_was_planned(capi):
     done = capi.run("ending.c")
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_an_interrupt_ends_the_program_as_before(capi):
+    done = capi.run("guest.c", "ends")
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+    done = capi.run("guest.c", "ignores")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_traps_and_rounding_are_the_programs_own(capi):
+    done = capi.run("guest.c", "arithmetic")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
 
 
 MISTAKES = {
