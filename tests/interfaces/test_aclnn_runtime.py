@@ -426,6 +426,16 @@ def test_gpus_are_counted_from_the_one_that_is_named(monkeypatch, three_gpus, se
     assert aclnn.aclrtSetDevice(3 - first) == 107001
 
 
+def test_memory_of_another_gpu_is_told(monkeypatch, three_gpus):
+    monkeypatch.setenv("NORMGRAD_DEVICE", "cuda")
+    assert aclnn.aclrtSetDevice(0) == 0
+    pointer = aclnn.aclrtMalloc(16)[1]
+    assert aclnn.aclrtSetDevice(1) == 0
+    assert aclnn.aclrtMemset(pointer, 16, 0, 16) == 100000
+    assert said().endswith("which is on cuda:0, not on cuda:1")
+    assert aclnn.aclrtFree(pointer) == 0
+
+
 def test_tensors_of_a_thread_without_a_device_are_where_its_memory_is(monkeypatch, three_gpus):
     monkeypatch.setenv("NORMGRAD_DEVICE", "cuda")
     assert aclnn.aclrtSetDevice(1) == 0
