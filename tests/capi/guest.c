@@ -1,4 +1,4 @@
-/* What is the program's own stays so: how SIGINT ends it, and its arithmetic. */
+/* What is the program's own stays so: how SIGINT ends it, its arithmetic, its leaks. */
 #define _GNU_SOURCE
 #include <fenv.h>
 #include <signal.h>
@@ -49,11 +49,24 @@ static void interrupt(sighandler_t wish)
     raise(SIGINT);
 }
 
+static void leaks(void)
+{
+    struct layer l;
+    void* volatile kept = NULL;
+    layer_make(&l);
+    EXPECT(layer_round(&l), 1);
+    kept = malloc(40);
+    kept = NULL;
+    (void)kept;
+}
+
 int main(int count, char** words)
 {
     const char* part = count > 1 ? words[1] : "";
     if (!strcmp(part, "arithmetic"))
         arithmetic();
+    else if (!strcmp(part, "leaks"))
+        leaks();
     else
         interrupt(!strcmp(part, "ignores") ? SIG_IGN : SIG_DFL);
     if (!complaints)

@@ -26,6 +26,10 @@ struct normgrad_outside {
     fenv_t arithmetic;
 };
 
+/* LeakSanitizer's, in a program that has it: Python does not end, what it keeps is no leak. */
+extern void __lsan_disable(void) __attribute__((weak));
+extern void __lsan_enable(void) __attribute__((weak));
+
 static inline int normgrad_plain(void)
 {
 #ifdef __x86_64__
@@ -44,10 +48,14 @@ static inline void normgrad_enter(struct normgrad_outside* before)
         fegetenv(&before->arithmetic);
         fesetenv(FE_DFL_ENV);
     }
+    if (__lsan_disable)
+        __lsan_disable();
 }
 
 static inline void normgrad_leave(struct normgrad_outside* before)
 {
+    if (__lsan_enable)
+        __lsan_enable();
     if (before->moved)
         fesetenv(&before->arithmetic);
     pthread_setcancelstate(before->cancel, NULL);
