@@ -5,6 +5,7 @@ sentence and bits. A program of its own: the library switches look-ups of addres
 """
 
 import ctypes
+import itertools
 import sys
 
 import numpy as np
@@ -38,6 +39,7 @@ class Library:
         for name in ("aclCreateTensor", "aclCreateBoolArray", "aclCreateIntArray"):
             getattr(self.c, name).restype = POINTER
         assert self.c.aclrtSetDevice(0) == 0
+        self._true = itertools.cycle((1, 2, 255))  # what C takes for true: any byte but 0
 
     def argument(self, value):
         """What C gets for an argument of Python's, and what ends it."""
@@ -52,15 +54,20 @@ class Library:
             made = self.c.aclCreateTensor(*stored, *kind, form, *stored, POINTER(value.data))
             return self._ended(POINTER(made), value.alive, self.c.aclDestroyTensor)
         if isinstance(value, aclnn.aclBoolArray):
-            bits = (ctypes.c_bool * len(value.values))(*value.values)
+            bits = (ctypes.c_uint8 * len(value.values))(*map(self._byte, value.values))
             made = self.c.aclCreateBoolArray(bits, SIZE(len(bits)))
             return self._ended(POINTER(made), value.alive, self.c.aclDestroyBoolArray)
         if isinstance(value, aclnn.aclIntArray):
             sizes = (ctypes.c_int64 * len(value.values))(*value.values)
             made = self.c.aclCreateIntArray(sizes, SIZE(len(sizes)))
             return self._ended(POINTER(made), value.alive, self.c.aclDestroyIntArray)
-        kinds = {bool: ctypes.c_bool, float: ctypes.c_double, int: ctypes.c_int64}
+        if isinstance(value, bool):
+            return ctypes.c_uint8(self._byte(value)), None
+        kinds = {float: ctypes.c_double, int: ctypes.c_int64}
         return kinds[type(value)](value), None
+
+    def _byte(self, value):
+        return next(self._true) if value else 0
 
     def _ended(self, handle, alive, end):
         assert handle.value, self.said()

@@ -3,13 +3,14 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from normgrad.capi import build
+from normgrad.capi import build, packages
 from normgrad.capi.signatures import SOURCES
 
 from .conftest import HERE, SRC, execute
@@ -234,6 +235,34 @@ def test_a_cancelled_thread_leaves_no_lock_held(capi):
 def test_handlers_of_exit_run_what_was_planned(capi):
     done = capi.run("ending.c")
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_an_interrupt_ends_the_program_as_before(capi):
+    done = capi.run("guest.c", "ends")
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+    done = capi.run("guest.c", "ignores")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_traps_and_rounding_are_the_programs_own(capi):
+    done = capi.run("guest.c", "arithmetic")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
+
+
+def test_leaks_are_the_programs_own(capi, tmp_path):
+    """Under LeakSanitizer, which would find all that Python keeps."""
+    program = tmp_path / "leaks"
+    flags = (*packages.compile_flags(capi.prefix), *packages.link_flags(capi.prefix), "-lm")
+    line = ["gcc", "-fsanitize=address", str(HERE / "guest.c"), *flags, "-o", str(program)]
+    built = subprocess.run(line, capture_output=True, text=True, check=False)
+    if built.returncode and "asan" in built.stderr:
+        pytest.skip(f"no AddressSanitizer: {built.stderr}")
+    assert built.returncode == 0, built.stderr
+    done = execute(program, "leaks")
+    if "LeakSanitizer has encountered a fatal error" in done.stderr:
+        pytest.skip("LeakSanitizer cannot stop the program here")
+    assert done.stdout == "right\n"
+    assert "40 byte(s) leaked in 1 allocation(s)" in done.stderr
 
 
 MISTAKES = {

@@ -193,11 +193,12 @@ def test_first_call_by_threads_that_hold_the_lock(capi):
 
 
 ELSEWHERE = """
-import ctypes, os, sys
+import ctypes, os, signal, sys
 os.chdir(sys.argv[1])
 lib = ctypes.CDLL("lib/libinfinirt.so")
 os.chdir("/")
 print(lib.infinirtInit())
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # it is not our Python
 """
 
 

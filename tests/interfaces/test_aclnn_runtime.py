@@ -394,6 +394,20 @@ def three_gpus(monkeypatch):
     return used
 
 
+@pytest.mark.parametrize("size", [2**63, 2**64 - 1])
+def test_more_bytes_than_torch_counts_are_want_of_memory(monkeypatch, three_gpus, size):
+    # Without a GPU: torch refuses such a size before it looks at the device.
+    from normgrad.device.cuda import CudaMemory
+
+    gpu = CudaMemory("cuda:0")
+    gpu.device = "meta"
+    monkeypatch.setenv("NORMGRAD_DEVICE", "cuda")
+    monkeypatch.setitem(normgrad.device._MEMORIES, "cuda:0", gpu)
+    assert aclnn.aclrtSetDevice(0) == 0
+    assert aclnn.aclrtMalloc(size) == (200000, 0)
+    assert said().startswith("aclrtMalloc: not enough memory: ")
+
+
 def place_of_new_tensor():
     return aclnn.aclCreateTensor((2,), 1, 0, None, 0, 2, (2,), 1, 4096).kind.device
 
@@ -410,6 +424,16 @@ def test_gpus_are_counted_from_the_one_that_is_named(monkeypatch, three_gpus, se
         assert three_gpus[-1] == place_of_new_tensor() == f"cuda:{first + number}"
         assert aclnn.aclrtFree(pointer) == 0
     assert aclnn.aclrtSetDevice(3 - first) == 107001
+
+
+def test_memory_of_another_gpu_is_told(monkeypatch, three_gpus):
+    monkeypatch.setenv("NORMGRAD_DEVICE", "cuda")
+    assert aclnn.aclrtSetDevice(0) == 0
+    pointer = aclnn.aclrtMalloc(16)[1]
+    assert aclnn.aclrtSetDevice(1) == 0
+    assert aclnn.aclrtMemset(pointer, 16, 0, 16) == 100000
+    assert said().endswith("which is on cuda:0, not on cuda:1")
+    assert aclnn.aclrtFree(pointer) == 0
 
 
 def test_tensors_of_a_thread_without_a_device_are_where_its_memory_is(monkeypatch, three_gpus):

@@ -8,8 +8,10 @@ import pytest
 import torch
 from infiniop_calls import D2D, D2H, H2D, H2H, create, handle, problem, run, said, scratch
 
+import normgrad.device
 from normgrad import aclnn, infiniop
 from normgrad.device import memory
+from normgrad.hostmem import aligned_bytes
 
 
 def test_memory_of_ours_is_watched():
@@ -32,7 +34,33 @@ def test_memory_that_left_quarantine_is_anybodys(monkeypatch):
     pointer = infiniop.infinirtMalloc(64)[1]
     assert infiniop.infinirtFree(pointer) == 0
     monkeypatch.setattr(memory, "checked", True)
-    memory.DEVICE.require(pointer, pointer + 64, foreign=True)
+    memory.DEVICE.require(pointer, pointer + 64, "cpu", foreign=True)
+
+
+def test_memory_of_another_device_is_told(monkeypatch):
+    """A thread that forgot its infinirtSetDevice has the CPU, which cannot read a GPU's memory."""
+
+    class Gpu:
+        device = "cuda:0"
+
+        def allocate(self, nbytes):
+            return aligned_bytes(nbytes)
+
+    monkeypatch.setitem(normgrad.device._MEMORIES, "cuda:0", Gpu())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert infiniop.infinirtSetDevice(infiniop.INFINI_DEVICE_NVIDIA, 0) == 0
+    pointer = infiniop.infinirtMalloc(96)[1]
+    assert infiniop.infinirtSetDevice(infiniop.INFINI_DEVICE_CPU, 0) == 0
+    here = np.zeros(24, np.float32)
+    copies = ((here, pointer, D2H), (pointer, here, H2D), (pointer, here, H2H))
+    for target, source, kind in copies:
+        assert infiniop.infinirtMemcpy(target, source, 96, kind) == 3
+        assert said().endswith("which is on cuda:0, not on cpu")
+    desc = create()[1]
+    pointers = [pointer, *[array.ctypes.data for array in problem().values()][1:]]
+    assert infiniop.infiniopBatchNormBackward(desc, *scratch(desc), *pointers, None) == 3
+    assert "grad_input must lie in live memory" in said()
+    assert infiniop.infinirtFree(pointer) == 0
 
 
 def test_quarantine_holds_a_thousand_blocks(monkeypatch):

@@ -195,7 +195,7 @@ def _check_memory(name: str, tensor: aclTensor) -> None:
     check_place(INVALID, name, tensor, tensor.itemsize)
     if memory.checked and tensor.owner is None:
         try:
-            memory.DEVICE.require(tensor.low, tensor.high)
+            memory.DEVICE.require(tensor.low, tensor.high, tensor.kind.device)
         except OwnershipError as fault:
             fail(INVALID, f"{name} must lie in live device memory: {fault}")
 
@@ -256,12 +256,13 @@ def _check_again(executor: aclOpExecutor, workspace: int) -> None:
             fail(RUNTIME, f"{name} must live until stage 2 returns, got a destroyed aclTensor")
         if tensor.owner is None and tensor.low != tensor.high:
             try:
-                memory.DEVICE.require(tensor.low, tensor.high)
+                memory.DEVICE.require(tensor.low, tensor.high, tensor.kind.device)
             except OwnershipError as fault:
                 fail(RUNTIME, f"{name} must lie in live device memory: {fault}")
     if executor.workspace_bytes:
         try:
-            memory.DEVICE.require(workspace, workspace + executor.workspace_bytes)
+            end = workspace + executor.workspace_bytes
+            memory.DEVICE.require(workspace, end, executor.memory.device)
         except OwnershipError as fault:
             fail(RUNTIME, f"workspace must lie in live device memory: {fault}")
 

@@ -43,8 +43,9 @@ def aclrtMalloc(
     """Status, and the address of new device memory."""
     nbytes = _size("size", size)
     one_of(BAD_PARAM, "policy", policy, aclrtMemMallocPolicy)
-    owner, address = current_memory().allocate(nbytes)
-    memory.DEVICE.add(address, nbytes, owner, "aclrtMalloc")
+    place = current_memory()
+    owner, address = place.allocate(nbytes)
+    memory.DEVICE.add(address, nbytes, owner, "aclrtMalloc", place.device)
     return ACL_SUCCESS, address
 
 
@@ -132,7 +133,8 @@ def _free(table: memory.Allocations, name: str, pointer: Any, freer: str) -> Sta
 def _device_side(name: str, pointer: Any, nbytes: int) -> int:
     address = not_null(BAD_PARAM, name, pointer)
     if memory.checked:
-        _require(memory.DEVICE, name, address, nbytes, foreign=False)
+        place = current_memory().device
+        _require(memory.DEVICE, name, address, nbytes, place, foreign=False)
     return address
 
 
@@ -141,7 +143,7 @@ def _host_side(name: str, buffer: HostBuffer, nbytes: int, *, written: bool) -> 
         address = not_null(BAD_PARAM, name, buffer)
         if memory.checked:
             # Host addresses may be anybody's; those that we know must hold.
-            _require(memory.HOST, name, address, nbytes, foreign=True)
+            _require(memory.HOST, name, address, nbytes, "cpu", foreign=True)
             if memory.DEVICE.find(address) is not None:
                 fail(BAD_PARAM, f"{name} must be host memory as kind says, got device memory")
         return address
@@ -152,10 +154,10 @@ def _host_side(name: str, buffer: HostBuffer, nbytes: int, *, written: bool) -> 
 
 
 def _require(
-    table: memory.Allocations, name: str, address: int, nbytes: int, *, foreign: bool
+    table: memory.Allocations, name: str, address: int, nbytes: int, place: str, *, foreign: bool
 ) -> None:
     try:
-        table.require(address, address + nbytes, foreign=foreign)
+        table.require(address, address + nbytes, place, foreign=foreign)
     except OwnershipError as fault:
         fail(BAD_PARAM, f"{name} must have {nbytes} bytes of live {table.space} memory: {fault}")
 

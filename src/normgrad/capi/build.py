@@ -158,7 +158,7 @@ def _compile_library(command: list[str], folder: Path) -> Path:
             f"-I{signatures.INCLUDE}",
             f"-I{folder}",
             *map(str, sources),
-            *("-shared", "-Wl,-z,defs", "-Wl,-z,nodelete", "-ldl", "-o", str(target)),
+            *("-shared", "-Wl,-z,defs", "-Wl,-z,nodelete", "-ldl", "-lm", "-o", str(target)),
         ]
     )
     return target

@@ -32,8 +32,10 @@ HANDLES: Final = {
 FACES: Final = ("infiniopHandle_t", "infiniopBatchNormBackwardDescriptor_t")
 _NUMBERS: Final = (
     *("int", "int32_t", "uint32_t", "int64_t", "uint64_t", "size_t", "ptrdiff_t"),
-    *("double", "bool", "char"),
+    *("double", "char"),
 )
+# A bool travels as its byte: cffi refuses others than 0 and 1, in C any but 0 is true.
+_BOOL: Final = ("bool", "uint8_t")
 
 
 class Parameter(NamedTuple):
@@ -65,6 +67,8 @@ class Parameter(NamedTuple):
         if self.handle or self.plain == "void*":
             return "uintptr_t"
         target = self.plain.removesuffix("*")
+        if target == _BOOL[0]:
+            return self.type.replace(*_BOOL)
         if target == self.plain:
             return self.plain if self.plain in _NUMBERS else "int"
         if target in HANDLES or target == "void*":

@@ -30,7 +30,7 @@ class CudaMemory:
         """From torch's allocator, whose blocks start at multiples of 512 bytes."""
         try:
             memory = torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self.device)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, TypeError) as error:  # or more bytes than torch counts
             raise MemoryError(str(error)) from error
         return memory, memory.data_ptr()
 

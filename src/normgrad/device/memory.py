@@ -34,6 +34,7 @@ class Allocation(NamedTuple):
     number: int
     maker: str
     owner: object
+    place: str = "cpu"
 
     @property
     def end(self) -> int:
@@ -59,10 +60,12 @@ class Allocations:
         self._held: deque[Allocation] = deque()
         self._held_bytes = 0
 
-    def add(self, address: int, nbytes: int, owner: object, maker: str) -> Allocation:
-        """Remember a new block."""
+    def add(
+        self, address: int, nbytes: int, owner: object, maker: str, place: str = "cpu"
+    ) -> Allocation:
+        """Remember a new block, and the device whose memory it is."""
         with self._lock:
-            block = Allocation(address, nbytes, next(self._numbers), maker, owner)
+            block = Allocation(address, nbytes, next(self._numbers), maker, owner, place)
             bisect.insort(self._bases, address)
             self._blocks[address] = block
         return block
@@ -86,14 +89,17 @@ class Allocations:
             block = self._blocks[self._bases[index]]
         return block if address < block.end else None
 
-    def require(self, low: int, high: int, *, foreign: bool = False) -> None:
-        """Raise unless the bytes from ``low`` to ``high`` lie in one live block.
+    def require(self, low: int, high: int, place: str, *, foreign: bool = False) -> None:
+        """Raise unless the bytes from ``low`` to ``high`` lie in one live block on a device.
 
         ``foreign`` lets memory pass of which nothing is known.
         """
         # The common case without a lock: reading a dictionary is atomic.
         block = self._blocks.get(low) or self.find(low)
         if block is not None and high <= block.end:
+            if block.place != place:  # the CPU would crash over the memory of a GPU
+                where = f"is on {block.place}, not on {place}"
+                raise OwnershipError(f"address {low:#x} lies in {block}, which {where}")
             return
         if block is not None:
             over = high - block.end

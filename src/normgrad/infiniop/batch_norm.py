@@ -210,6 +210,7 @@ def infiniopBatchNormBackward(
 ) -> Status:
     """Compute all three gradients."""
     found = _descriptor(desc)
+    where = core_device(found.device, found.device_id)
     given = (
         grad_input,
         grad_weight,
@@ -228,7 +229,7 @@ def infiniopBatchNormBackward(
         address = not_null(BAD_PARAM, name, pointer)
         span = Span(address, address + low, address + high)
         check_place(BAD_PARAM, name, span, found.itemsize)
-        check_range(name, span.low, span.high)
+        check_range(name, span.low, span.high, where)
         spans[slot] = span
     scratch = 0 if is_null(workspace) else whole(BAD_PARAM, "workspace", workspace)
     size = whole(BAD_PARAM, "workspace_size", workspace_size)
@@ -240,13 +241,13 @@ def infiniopBatchNormBackward(
             fail(BAD_PARAM, f"workspace must not be null for {found.workspace_bytes} bytes")
         place = Span(scratch, scratch, scratch + found.workspace_bytes)
         check_place(BAD_PARAM, "workspace", place, 1)
-        check_range("workspace", place.low, place.high)
+        check_range("workspace", place.low, place.high, where)
     number = stream_number(stream)
     try:
         launch = found.arrangement.bind(spans)
     except ArgumentError as error:
         fail(BAD_PARAM, error.render(_NAMES))
-    memory = devices.memory_of(core_device(found.device, found.device_id))
+    memory = devices.memory_of(where)
     if not launch.moves:
         launch.run(memory, scratch or None, number)
         return SUCCESS

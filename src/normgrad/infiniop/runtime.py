@@ -150,8 +150,9 @@ def infinirtMalloc(size: int) -> NumberAnswer:
     nbytes = _whole("size", size)
     if nbytes == 0:
         return SUCCESS, 0
-    owner, address = current_memory().allocate(nbytes)
-    memory.DEVICE.add(address, nbytes, owner, "infinirtMalloc")
+    place = current_memory()
+    owner, address = place.allocate(nbytes)
+    memory.DEVICE.add(address, nbytes, owner, "infinirtMalloc", place.device)
     return SUCCESS, address
 
 
@@ -227,7 +228,8 @@ def _side(name: str, where: Any, nbytes: int, *, on_device: bool, written: bool)
         fail(NULL_POINTER, f"{name} must not be null")
     if isinstance(where, INTEGERS):
         address = int(where)
-        check_range(name, address, address + nbytes)
+        place = core_device(*current_device()) if on_device else "cpu"
+        check_range(name, address, address + nbytes, place)
         return address
     if on_device:
         fail(BAD_PARAM, f"{name} must be an address, got {described(where)}")
@@ -237,11 +239,11 @@ def _side(name: str, where: Any, nbytes: int, *, on_device: bool, written: bool)
         fail(BAD_PARAM, str(error))
 
 
-def check_range(name: str, low: int, high: int) -> None:
-    """Memory of ours must hold; callers' own memory, such as a torch tensor's, passes."""
+def check_range(name: str, low: int, high: int, place: str) -> None:
+    """Memory of ours must hold and be on the device; callers' own, as a torch tensor's, passes."""
     if memory.checked:
         try:
-            memory.DEVICE.require(low, high, foreign=True)
+            memory.DEVICE.require(low, high, place, foreign=True)
         except OwnershipError as fault:
             fail(BAD_PARAM, f"{name} must lie in live memory: {fault}")
 

@@ -4,6 +4,7 @@
 
 #include "host.h"
 
+#include <fenv.h>
 #include <pthread.h>
 
 #include "aclnn/aclnn_base.h"
@@ -17,17 +18,51 @@ infiniStatus_t normgrad_infiniop(infiniopBatchNormBackwardDescriptor_t desc, voi
                                  size_t workspace_size, const void* const data[8], void* stream,
                                  int* to_python);
 
-/* A thread that is cancelled inside would keep our locks, or Python's: it goes when it is back. */
-static inline int normgrad_uncancelled(void)
+/* A whole call. A thread that is cancelled inside would keep our locks, or Python's: it goes when it
+ * is back. Traps, rounding and flushed subnormals are the program's own and wait outside: NumPy
+ * overflows on purpose while it is loaded, kernels compute lanes that nobody reads. */
+struct normgrad_outside {
+    int cancel, moved;
+    fenv_t arithmetic;
+};
+
+/* LeakSanitizer's, in a program that has it: Python does not end, what it keeps is no leak. */
+extern void __lsan_disable(void) __attribute__((weak));
+extern void __lsan_enable(void) __attribute__((weak));
+
+static inline int normgrad_plain(void)
 {
-    int before = PTHREAD_CANCEL_ENABLE;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
-    return before;
+#ifdef __x86_64__
+    return (__builtin_ia32_stmxcsr() & 0xFFC0) == 0x1F80; /* 1 ns; changing it takes 500 */
+#else
+    return 0;
+#endif
 }
 
-static inline void normgrad_as_before(const int* before) { pthread_setcancelstate(*before, NULL); }
+static inline void normgrad_enter(struct normgrad_outside* before)
+{
+    before->cancel = PTHREAD_CANCEL_ENABLE;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before->cancel);
+    before->moved = !normgrad_plain();
+    if (before->moved) {
+        fegetenv(&before->arithmetic);
+        fesetenv(FE_DFL_ENV);
+    }
+    if (__lsan_disable)
+        __lsan_disable();
+}
+
+static inline void normgrad_leave(struct normgrad_outside* before)
+{
+    if (__lsan_enable)
+        __lsan_enable();
+    if (before->moved)
+        fesetenv(&before->arithmetic);
+    pthread_setcancelstate(before->cancel, NULL);
+}
 
 #define NORMGRAD_WHOLE                                                                         \
-    __attribute__((cleanup(normgrad_as_before))) const int before = normgrad_uncancelled()
+    __attribute__((cleanup(normgrad_leave))) struct normgrad_outside before;                   \
+    normgrad_enter(&before)
 
 #endif

@@ -69,7 +69,11 @@ static struct {
 static const char* const bootstrap =
     "problem = ''\n"
     "try:\n"
-    "    import os, sys\n"
+    "    import os, signal, sys\n"
+    /* To import it takes SIGINT for Python, which would only note it: nothing would end the
+     * program. One that loaded us into its own Python keeps what it has. */
+    "    if started and signal.getsignal(signal.SIGINT) is signal.default_int_handler:\n"
+    "        signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
     "    own, *others = roots.split(os.pathsep)\n"
     "    sys.path[:0] = [own][own in sys.path:]\n"
     "    sys.path += [root for root in others if root not in sys.path]\n"
@@ -171,7 +175,7 @@ static int give(PyObject* names, const char* name, PyObject* value)
     return !failed;
 }
 
-static int fill_table(void) /* with the GIL */
+static int fill_table(int started) /* with the GIL; whether Python is ours */
 {
     int filled = 0;
     PyObject *names = py.PyDict_New(), *done = NULL;
@@ -180,7 +184,8 @@ static int fill_table(void) /* with the GIL */
         give(names, "version", py.PyUnicode_DecodeFSDefault(NORMGRAD_VERSION)) &&
         give(names, "digest", py.PyUnicode_DecodeFSDefault(NORMGRAD_DIGEST)) &&
         give(names, "host", py.PyLong_FromVoidPtr((void*)&normgrad_host)) &&
-        give(names, "table", py.PyLong_FromVoidPtr(&normgrad_table)))
+        give(names, "table", py.PyLong_FromVoidPtr(&normgrad_table)) &&
+        give(names, "started", py.PyLong_FromVoidPtr((void*)(intptr_t)started)))
         done = py.PyRun_StringFlags(bootstrap, Py_file_input, names, names, NULL);
     PyObject* problem = done ? py.PyDict_GetItemString(names, "problem") : NULL;
     const char* text = problem ? py.PyUnicode_AsUTF8(problem) : NULL;
@@ -202,13 +207,13 @@ static int start(void)
         return 0;
     if (py.Py_IsInitialized()) {
         PyGILState_STATE gil = py.PyGILState_Ensure();
-        int filled = fill_table();
+        int filled = fill_table(0);
         py.PyGILState_Release(gil);
         return filled;
     }
     if (!start_python())
         return 0;
-    int filled = fill_table();
+    int filled = fill_table(1);
     py.PyEval_SaveThread();
     return filled;
 }
