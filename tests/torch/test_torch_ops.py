@@ -315,6 +315,21 @@ def test_vmap_over_mapped_buffers_updates_them():
     torch.testing.assert_close(variances, 0.5 + 0.5 * x.var(1))
 
 
+def test_vmap_over_instance_norms_parameters_and_buffers_on_one_batch():
+    """An ensemble: the data are not mapped, what is computed of them is."""
+    x = torch.randn(5, 4, 6)
+    found = []
+    for where in (normgrad.torch, torch.nn):
+        module = where.InstanceNorm1d(4, affine=True, track_running_stats=True)
+        state = {name: torch.stack([one.detach()] * 3) for name, one in module.state_dict().items()}
+
+        def member(state, module=module):
+            return torch.func.functional_call(module, state, (x,))
+
+        found.append((torch.func.vmap(member)(state), state["running_mean"], state["running_var"]))
+    torch.testing.assert_close(*found)
+
+
 def test_autocast_on_the_cpu_leaves_types_as_torch_does():
     module, twin = normgrad.torch.LayerNorm(8), torch.nn.LayerNorm(8)
     x = torch.randn(4, 8, dtype=torch.bfloat16)
