@@ -95,3 +95,16 @@ def test_an_exported_instance_norm_is_saved_and_updates_its_buffers():
     loaded = torch.export.load(file).module()
     torch.testing.assert_close(loaded(x), module(x))
     torch.testing.assert_close(loaded.running_var, module.running_var)
+
+
+@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+@pytest.mark.parametrize("kind", ["BatchNorm1d", "InstanceNorm1d"])
+def test_a_buffer_whose_gradient_is_asked_for_is_refused(kind, name):
+    """Inference depends on it, and no gradient would be taken for one of 0."""
+    x = torch.randn(2, 4, 5)
+    for where in (ours, nn):
+        module = getattr(where, kind)(4, track_running_stats=True).eval()
+        getattr(module, name).requires_grad_()
+        told = f"{name} must not require grad" if where is ours else name
+        with pytest.raises(RuntimeError, match=told):
+            module(x).sum().backward()

@@ -62,6 +62,19 @@ def test_second_derivatives(case, twice):
     assert_near(got.detach(), twice(lambda x: formula(x).pow(3).sum())(x))
 
 
+@pytest.mark.parametrize("case", ["batch"], indirect=True)  # one is enough: 1 s each
+def test_in_a_whole_graph(case):
+    module, formula, x, direction = case
+
+    def pushed(x):
+        return func.jvp(module, (x,), (direction,))[1]
+
+    torch.compiler.reset()
+    got = torch.compile(pushed, backend="aot_eager", fullgraph=True)(x)
+    assert_near(got.detach(), func.jvp(formula, (x,), (direction,))[1])
+    torch.compiler.reset()
+
+
 def test_running_statistics_move_once_and_have_no_tangent():
     modules = [ours.BatchNorm1d(4), ours.BatchNorm1d(4)]
     x = torch.randn(5, 4)

@@ -431,12 +431,15 @@ def test_instance_norm_far_from_0(shape, layout, dtype):
         torch.testing.assert_close(got.double(), wanted, rtol=unit, atol=slack)
 
 
-@pytest.mark.parametrize(("scale", "eps"), [(1e-4, 1e-5), (1e-4, 0.1), (1e3, 1e-5)])
+@pytest.mark.parametrize(
+    ("scale", "mean", "eps"),
+    [(1e-4, 1.0, 1e-5), (1e-4, 1.0, 0.1), (1e3, 1.0, 1e-5), (1e-2, 1e6, 1e-5)],
+)
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_instance_norms_running_variance_is_that_of_the_data(scale, eps, channels_last):
+def test_instance_norms_running_variance_is_that_of_the_data(scale, mean, eps, channels_last):
     options = {"track_running_stats": True, "momentum": 1.0, "eps": eps}
     module, twin = ours.InstanceNorm2d(3, **options), nn.InstanceNorm2d(3, **options).double()
-    x = scale * (torch.randn(4, 3, 5, 10) + 1.0)
+    x = scale * (torch.randn(4, 3, 5, 10) + mean)
     x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
     module(x)
     twin(x.double())

@@ -250,6 +250,29 @@ def test_gradients_of_each_sample_as_with_torch(kind):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "training", "each"),
+    [
+        ("GroupNorm", (2, 4), True, False),
+        ("GroupNorm", (2, 4), True, True),
+        ("InstanceNorm1d", (4, 1e-5, 0.1, True), True, True),
+        ("InstanceNorm1d", (4, 1e-5, 0.1, True, True), False, False),
+    ],
+)
+def test_slices_of_vmap_are_laid_out_as_torchs(name, args, training, each):
+    """A view of one as a vector was an error; with a weight for each slice or for all."""
+    x, weight = torch.randn(3, 5, 4, 6), torch.randn(3, 4) if each else torch.randn(4)
+    found = []
+    for where in (normgrad.torch, torch.nn):
+        module = getattr(where, name)(*args).train(training)
+
+        def vector(x, weight, module=module):
+            return torch.func.functional_call(module, {"weight": weight}, (x,)).view(-1)
+
+        found.append(torch.func.vmap(vector, (0, 0 if each else None))(x, weight))
+    torch.testing.assert_close(*found)
+
+
 def test_vmap_over_unmapped_buffers_is_refused():
     x = torch.randn(3, 2, 4)
     buffers = (torch.zeros(4), torch.ones(4))
@@ -290,6 +313,21 @@ def test_vmap_over_mapped_buffers_updates_them():
     )(x, means, variances)
     torch.testing.assert_close(means, 0.5 * x.mean(1))
     torch.testing.assert_close(variances, 0.5 + 0.5 * x.var(1))
+
+
+def test_vmap_over_instance_norms_parameters_and_buffers_on_one_batch():
+    """An ensemble: the data are not mapped, what is computed of them is."""
+    x = torch.randn(5, 4, 6)
+    found = []
+    for where in (normgrad.torch, torch.nn):
+        module = where.InstanceNorm1d(4, affine=True, track_running_stats=True)
+        state = {name: torch.stack([one.detach()] * 3) for name, one in module.state_dict().items()}
+
+        def member(state, module=module):
+            return torch.func.functional_call(module, state, (x,))
+
+        found.append((torch.func.vmap(member)(state), state["running_mean"], state["running_var"]))
+    torch.testing.assert_close(*found)
 
 
 def test_autocast_on_the_cpu_leaves_types_as_torch_does():

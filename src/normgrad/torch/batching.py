@@ -1,7 +1,8 @@
-"""Rules for ``torch.func.vmap``: the mapped axis joins the channels, so one call does all.
+"""Rules for ``torch.func.vmap``: the mapped axis joins another, so one call does all.
 
 Every parameter and statistic belongs to a channel or a group, and with the mapped axis folded into
 them each mapped slice keeps its own. Layer norm becomes a group norm with a group for each slice.
+A forward pass whose slices have nothing of their own but data takes them for samples.
 """
 
 import math
@@ -139,6 +140,9 @@ def layer_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
 def batch_norm(size: int, dims: Dims, *args: Any) -> Ruled:
     """As one batch norm of size * C channels; mapped data cannot update buffers that are not."""
     x, weight, bias, running_mean, running_var, training, momentum, eps = args
+    if not training and dims[1:5] == (None,) * 4:
+        y, *nothing = _as_samples(torch.ops.normgrad.batch_norm, size, dims[0], args)
+        return (y, *(one.expand(size, *one.shape) for one in nothing)), (0, 0, 0)
     buffers = [(running_mean, dims[3]), (running_var, dims[4])]
     shared = any(one is not None and dim is None for one, dim in buffers)
     if training and shared and dims[0] is not None:
@@ -192,10 +196,24 @@ def layer_norm(size: int, dims: Dims, *args: Any) -> Ruled:
     return (y.to(x.dtype), mean, rstd), (0, 0, 0)
 
 
+def _as_samples(op: Any, size: int, dim: int | None, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The mapped axis is one more axis of samples, where all slices share their parameters.
+
+    Each slice of the result is in one piece, as without vmap: callers may want a view of it.
+    """
+    x = _front(args[0], dim, size)
+    y, *statistics = op(x.flatten(0, 1), *args[1:])
+    return y.unflatten(0, x.shape[:2]), *statistics
+
+
 def group_norm(size: int, dims: Dims, *args: Any) -> Ruled:
-    """As one group norm of size * G groups."""
+    """As one group norm of size * N samples or, with parameters for each slice, size * G groups."""
     x, weight, bias, groups, eps = args
-    y, mean, rstd = torch.ops.normgrad.group_norm(
+    op = torch.ops.normgrad.group_norm
+    if dims[1:3] == (None, None):
+        y, *statistics = _as_samples(op, size, dims[0], args)
+        return (y, *(one.unflatten(0, y.shape[:2]) for one in statistics)), (0, 0, 0)
+    y, mean, rstd = op(
         _data(x, dims[0], size, 1),
         _vector(weight, dims[1], size),
         _vector(bias, dims[2], size),
@@ -203,8 +221,8 @@ def group_norm(size: int, dims: Dims, *args: Any) -> Ruled:
         eps,
     )
     results = (
-        y.unflatten(1, (size, y.shape[1] // size)),
+        y.unflatten(1, (size, y.shape[1] // size)).movedim(1, 0).contiguous(),
         mean.unflatten(1, (size, groups)),
         rstd.unflatten(1, (size, groups)),
     )
-    return results, (1, 1, 1)
+    return results, (0, 1, 1)

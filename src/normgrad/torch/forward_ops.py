@@ -112,6 +112,8 @@ def _backward_batch(
     ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
 ) -> tuple[Any, ...]:
     x, weight, running_mean, running_var, mean, rstd = ctx.saved_tensors
+    if not ctx.training:  # training does not read them: there the gradient is none
+        _check_constant(running_mean=ctx.needs_input_grad[3], running_var=ctx.needs_input_grad[4])
     weight = weight_like_bias(ctx, x, weight, x.shape[1:2])
     dx = dgamma = dbeta = None
     if dy is not None:
@@ -125,6 +127,14 @@ def _backward_batch(
         shape = (-1, *(1,) * (x.dim() - 2))
         dx = _through_statistics(dx, x, shape, (mean, rstd), (dmean, drstd))
     return dx, dgamma, dbeta, None, None, None, None, None
+
+
+def _check_constant(**needed: bool) -> None:
+    """Refuse to be asked for gradients of these: None would be taken for 0."""
+    for name, wanted in needed.items():
+        if wanted:
+            msg = f"{name} must not require grad: batch norm has no gradient for it, nor torch's"
+            raise RuntimeError(msg)
 
 
 def _setup_layer(ctx: Any, inputs: tuple[Any, ...], output: Normalized) -> None:

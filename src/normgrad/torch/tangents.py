@@ -28,7 +28,8 @@ def push_forward(op: Any, ctx: Any, *tangents: Tensor | None) -> Any:
     """
     # Without their tangents, or the calls below would come here again.
     with forward_ad._set_fwd_grad_enabled(True):
-        unpacked: list[Any] = list(map(forward_ad.unpack_dual, ctx.saved_tensors))
+        # By its number, which is always 0: in a graph of torch.compile torch does not count levels.
+        unpacked = [forward_ad.unpack_dual(one, level=0) for one in ctx.saved_tensors]
         saved = iter([one.primal for one in unpacked])
     args = [next(saved) if one is None else one[0] for one in ctx.constants]
     results = tuple(saved)
