@@ -50,11 +50,12 @@ def small_blocks(pick):
 
 
 def main(count):
-    pick = random.Random(11)
+    pick, coin = random.Random(11), random.Random(12)
     mail = HostMail()
     plans = {}
     blocks = resident_blocks._blocks, resident_blocks._flat_blocks
     held = larger = 0  # tiles in registers; slabs that do not fit in shared memory alone
+    late = set()  # tiles of the next slab that are asked for when sums are published
     windows = set()  # operators in windows, with tiles in registers
     bulk = set()  # kinds of tiles that come by bulk copies
     for turn in range(count + count // 3):
@@ -68,6 +69,7 @@ def main(count):
         resident_blocks._blocks, resident_blocks._flat_blocks = made
         by_bulk = pick.random() < 0.6
         resident._pays = lambda *_, answer=by_bulk: answer
+        resident._late = lambda *_, answer=coin.random() < 0.5, **__: answer
         _make_plan.cache_clear()
         # Words that stay from call to call, as on a GPU's default stream, or the call's own.
         backend.BACKEND.interpreted_mail = mail if turn % 2 else None
@@ -81,6 +83,8 @@ def main(count):
         for one in sizes:
             if one.get("WINDOW") and one.get("HELD"):
                 windows.add(case.op)
+            if one.get("LATE") and one.get("HELD"):
+                late.add((case.op, one["BULK"], one["CHUNKS"] > one["DEPTH"]))
             if one.get("BULK"):
                 full = one["FULL"] >= one["CHUNKS"]
                 bulk |= {("spans", min(one["SPANS"], 3)), ("even", one["EVEN"]), ("full", full)}
@@ -91,6 +95,7 @@ def main(count):
     assert larger > count // 20, f"{larger} slabs too large for shared memory"
     assert len(bulk) == 12, f"only these kinds of tiles by bulk copies: {sorted(bulk)}"
     assert len(windows) == 2, f"only these in windows: {windows}"
+    assert len(late) >= 6, f"only these late: {late}"
     assert mail.taken > count // 10, f"{mail.taken} plans with words that stay"
     print(plans.get("resident planes", 0), "of", count)
 

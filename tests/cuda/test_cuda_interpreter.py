@@ -216,6 +216,7 @@ from normgrad.backends.cuda.tiles import Block
 # Blocks so small that small data have many tiles, parts, pieces and rounds.
 resident_columns._LEAST_BYTES = 16
 resident_columns._TWO_PASSES = 1e9  # they would be taken
+resident_columns._FINE = 12
 resident_columns._blocks = lambda data: (
     Block(1, 512, 6, 128, held=1),
     Block(1, 512, 5, 128, held=2),
@@ -296,6 +297,9 @@ few = lambda cut: held(cut) and cut.tiles - cut.held <= 5
 many = lambda cut: held(cut) and cut.tiles - cut.held > 5
 full = lambda cut: held(cut) and cut.tiles > cut.depth
 again = lambda cut: streams(cut) and cut.rounds > 1
+# The next slab is asked for when the sums are published, or the L2 cache is to fetch it then.
+late = lambda cut: held(cut) and cut.late
+fetched = lambda cut: held(cut) and cut.fetched > 0
 # The place of a tile goes to a tile of one slab, or (few of them) of one of two.
 last_of = lambda cut: (cut.tiles - 1 + cut.depth) // cut.tiles
 one = lambda cut: held(cut) and (cut.held + cut.depth) // cut.tiles == last_of(cut)
@@ -303,12 +307,16 @@ two = lambda cut: held(cut) and (cut.held + cut.depth) // cut.tiles < last_of(cu
 compare((57, 72), None, (streams, few))
 compare((350, 40), None, (many, again))
 compare((350, 40), None, (one, two, many, again), "f2")
+for dtype in ("f4", "f2"):
+    compare((350, 40), None, (late,), dtype)
+    compare((380, 40), None, (fetched,), dtype)
+compare((3, 24, 330), 2, (late,))
 compare((3, 20, 7, 11), None, (whole,))
 compare((2, 40, 5, 9), 4, (streams, pieces))
 compare((2, 24, 40), 2, (lambda cut: whole(cut) and not cut.held, pieces))
 compare((3, 24, 70), 2, (few, full))
 compare((5, 16, 9), 8, (lambda cut: cut.team == 1,))
-resident_columns._MANY_WORDS = 0
+resident_columns._MANY_WORDS = resident_columns._MOST_WORDS = 0
 totals = [lambda cut, kind=kind: cut.own > 1 and kind(cut) for kind in (streams, few)]
 compare((57, 72), None, totals)
 print("done")
