@@ -69,7 +69,8 @@ def main(count):
         resident_blocks._blocks, resident_blocks._flat_blocks = made
         by_bulk = pick.random() < 0.6
         resident._pays = lambda *_, answer=by_bulk: answer
-        resident._late = lambda *_, answer=coin.random() < 0.5, **__: answer
+        late_now = coin.random() < 0.5
+        resident._late = lambda *_, answer=late_now, **__: answer
         _make_plan.cache_clear()
         # Words that stay from call to call, as on a GPU's default stream, or the call's own.
         backend.BACKEND.interpreted_mail = mail if turn % 2 else None
