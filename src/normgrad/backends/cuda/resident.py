@@ -187,7 +187,7 @@ def _add_planes(
         "DEPTH": tiles.depth,
         "HELD": tiles.held,
         "AHEAD": tiles.block.ahead,
-        "LATE": _late(tiles, data.itemsize, group, bulk=ring is not None),
+        "LATE": _late(tiles, group, bulk=ring is not None),
         "ROWS": tiles.rows,
         "COLS": tiles.cols,
         "VECTOR": 16 // data.itemsize,
@@ -224,8 +224,14 @@ def _add_planes(
     )
 
 
-def _late(tiles: Tiles, itemsize: int, group: bool, *, bulk: bool) -> bool:
-    """Whether the next slab is asked for only when the sums of this one are published."""
+def _late(tiles: Tiles, group: bool, *, bulk: bool) -> bool:
+    """Whether the next slab is asked for only when the sums of this one are published.
+
+    Whoever asks early takes bandwidth from partners that it then waits for. Batch norm by bulk
+    copies takes 650 us instead of 674 (256x64x112x112), unless more tiles than there is room for
+    leave no registers for it (2x64x128x128x128: 1043 instead of 834); group norm without them up to
+    2 % less. Others lose 1 to 5 %.
+    """
     if tiles.team.team == 1:
         return False
     return not bulk if group else bulk and tiles.chunks <= tiles.depth
