@@ -35,6 +35,9 @@ REQUESTS = (
     ("batch_norm", (8, 32, 9, 9), "contiguous", "float64"),
     ("batch_norm", (32, 256, 14, 14), "channels-last", "bfloat16"),
     ("batch_norm", (64, 64, 64, 64), "channels-last", "float32"),
+    ("batch_norm", (256, 1024, 7, 7), "channels-last", "float32"),  # the next slab late
+    ("batch_norm", (64, 256, 28, 28), "channels-last", "float32"),  # or fetched by the L2 cache
+    ("batch_norm", (131072, 128), "contiguous", "float32"),  # streams of wide rows
     ("batch_norm", (4, 32, 9, 9), "channels-last", "float64"),
     ("group_norm", (4, 64, 64, 64), "contiguous", "bfloat16"),
     ("group_norm", (64, 64, 56, 56), "contiguous", "bfloat16"),  # by bulk copies

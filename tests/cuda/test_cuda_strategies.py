@@ -219,6 +219,37 @@ def test_one_round_of_small_blocks_unless_each_has_many_words(shape, dtype, warp
     assert {one.warps for one in found if one.kernel in COLUMN_KERNELS} == {warps}
 
 
+@pytest.mark.parametrize(
+    ("request_", "when"),
+    [
+        # Measured to pay, and measured to lose.
+        (("batch_norm", "256x2048x7x7", "float32", "channels-last"), {"LATE": True}),
+        (("batch_norm", "256x2048x7x7", "bfloat16", "channels-last"), {"LATE": True}),
+        (("group_norm", "64x256x56x56", "bfloat16", "channels-last"), {"LATE": True}),
+        (("group_norm", "64x256x56x56", "float32", "channels-last"), {"LATE": False}),
+        (("group_norm", "32x320x64x64", "float32", "channels-last"), {"LATE": False}),
+        (("batch_norm", "64x1024x14x14", "bfloat16", "channels-last"), {"LATE": False}),
+        (("batch_norm", "64x256x56x56", "bfloat16", "channels-last"), {"FETCHED": 8, "OWN": 1}),
+        (("batch_norm", "64x256x56x56", "float32", "channels-last"), {"FETCHED": 16, "OWN": 1}),
+        (("batch_norm", "64x512x28x28", "float32", "channels-last"), {"FETCHED": 8, "OWN": 0}),
+        (("batch_norm", "32x256x56x56", "bfloat16", "channels-last"), {"FETCHED": 8, "OWN": 0}),
+        (("batch_norm", "64x2048x7x7", "float32", "channels-last"), {"FETCHED": 0, "LATE": False}),
+        (("batch_norm", "131072x256"), {"FIXED": 10, "COLS": 128}),
+        (("batch_norm", "131072x256", "float32"), {"FIXED": 10, "COLS": 64}),
+        (("batch_norm", "256x64x112x112", "float32"), {"LATE": True}),
+        (("batch_norm", "2x64x128x128x128", "float32"), {"LATE": False}),
+        (("batch_norm", "64x256x56x56", "float32"), {"LATE": False}),
+        (("group_norm", "4x512x128x128"), {"LATE": True}),
+        (("group_norm", "1x512x512x512", "float32"), {"LATE": False}),
+    ],
+    ids=str,
+)
+def test_when_the_next_slab_is_asked_for(request_, when):
+    (step,) = (one for one in launches(plan(*request_)) if one.kernel in COPYING)
+    sizes = dict(step.constants)
+    assert {name: sizes[name] for name in when} == when
+
+
 def test_teams_of_rows_need_the_registers_of_the_gpus_that_are_known():
     (workload,) = suites.rows(Op.LAYER_NORM, "4096x16384", ("bfloat16",))
     spec = spec_of(workload.case, "bfloat16")
