@@ -129,14 +129,14 @@ def test_rows_in_teams_clear_the_words_of_the_call_before():
 
 FOLDED = """
 from normgrad import verify
-from normgrad.backends.cuda import apply_plan, resident_columns, sums_plan
+from normgrad.backends.cuda import apply_plan, column_cuts, sums_plan
 from normgrad.spec import Op
 
 found = []
 fold = sums_plan.fold
 sums_plan.fold = lambda *given: (made := fold(*given), found.append(made[1]))[0]
 apply_plan.fold = sums_plan.fold
-resident_columns._TWO_PASSES = -1e9
+column_cuts._TWO_PASSES = -1e9
 PLANS = (
     (Op.BATCH_NORM, {}),
     (Op.BATCH_NORM, {"training": False}),
@@ -210,14 +210,14 @@ import itertools
 import numpy as np
 from host_mail import HostMail
 from normgrad import functional
-from normgrad.backends.cuda import backend, device, interpret, resident_columns
+from normgrad.backends.cuda import backend, device, interpret, column_cuts
 from normgrad.backends.cuda.tiles import Block
 
 # Blocks so small that small data have many tiles, parts, pieces and rounds.
-resident_columns._LEAST_BYTES = 16
-resident_columns._TWO_PASSES = 1e9  # they would be taken
-resident_columns._FINE = 12
-resident_columns._blocks = lambda data: (
+column_cuts._LEAST_BYTES = 16
+column_cuts._TWO_PASSES = 1e9  # they would be taken
+column_cuts._FINE = 12
+column_cuts._blocks = lambda data: (
     Block(1, 512, 6, 128, held=1),
     Block(1, 512, 5, 128, held=2),
     Block(2, 1024, 9, 128, held=3),
@@ -225,9 +225,9 @@ resident_columns._blocks = lambda data: (
 )
 backend.INTERPRETER = device.Device("tiny", 90, 2, 65536, 26 << 10)
 rng = np.random.default_rng(5)
-every, run = resident_columns.cuts, interpret.interpret
+every, run = column_cuts.cuts, interpret.interpret
 # Cuts of the samples there are: `test_cuda_batch` looks at those for any number.
-resident_columns.settle = lambda data, device, _: resident_columns.choose(data, device)
+column_cuts.settle = lambda data, device, _: column_cuts.choose(data, device)
 GUARD = 4096
 
 
@@ -265,14 +265,14 @@ def compare(shape, groups, wanted, dtype="f4"):
 
     want = results("reference")
     seen = []
-    resident_columns.cuts = lambda *data: seen.extend(every(*data)) or seen[:1]
+    column_cuts.cuts = lambda *data: seen.extend(every(*data)) or seen[:1]
     forget()
     results("cuda")
     assert len(seen) >= len(wanted)
     for number, kind in enumerate(wanted):
         cut = next((one for one in reversed(seen) if kind(one)), None)
         assert cut, (shape, number)
-        resident_columns.cuts = lambda *data: [cut]
+        column_cuts.cuts = lambda *data: [cut]
         forget()
         for one, other in zip(results("cuda"), want):
             near = 2e-5 if one.dtype == "f4" else 6e-4
@@ -316,7 +316,7 @@ compare((2, 40, 5, 9), 4, (streams, pieces))
 compare((2, 24, 40), 2, (lambda cut: whole(cut) and not cut.held, pieces))
 compare((3, 24, 70), 2, (few, full))
 compare((5, 16, 9), 8, (lambda cut: cut.team == 1,))
-resident_columns._MANY_WORDS = resident_columns._MOST_WORDS = 0
+column_cuts._MANY_WORDS = column_cuts._MOST_WORDS = 0
 totals = [lambda cut, kind=kind: cut.own > 1 and kind(cut) for kind in (streams, few)]
 compare((57, 72), None, totals)
 print("done")
