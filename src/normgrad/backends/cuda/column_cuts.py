@@ -128,7 +128,7 @@ class Cut:
     def depth(self) -> int:
         """Tiles in shared memory that make room for others."""
         room = self.block.chunks
-        # Of 13 tiles 3, 4, 6 and 8 give 257, 260, 263 and 267 us for group norm 1x512x512x512.
+        # Of 13 tiles 3, 4, 5 and 6 give 257, 260, 263 and 267 us for group norm 1x512x512x512.
         return 3 if self.streams else min(room, self.tiles * self.rounds)
 
     @property

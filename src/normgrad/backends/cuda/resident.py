@@ -230,7 +230,7 @@ def _late(tiles: Tiles, group: bool, *, bulk: bool) -> bool:
     Whoever asks early takes bandwidth from partners that it then waits for. Batch norm by bulk
     copies takes 650 us instead of 674 (256x64x112x112), unless more tiles than there is room for
     leave no registers for it (2x64x128x128x128: 1043 instead of 834); group norm without them up to
-    2 % less. Others lose 1 to 5 %.
+    2 % less. Others gain nothing or lose, most 1 to 5 %.
     """
     if tiles.team.team == 1:
         return False
