@@ -63,7 +63,10 @@ COLUMNS = (
     ("group_norm", "16x320x64x64", "bfloat16", "channels-last"),  # groups that lie in two blocks
     ("group_norm", "2x960x64x64", "float16", "channels-last"),
     ("batch_norm", "64x64x112x112", "bfloat16", "channels-last"),  # streamed
-    ("group_norm", "1x512x512x512", "float32", "channels-last"),
+    ("batch_norm", "16x256x128x128", "float16", "channels-last"),
+    ("group_norm", "1x512x512x512", "float32", "channels-last"),  # a tile more in shared memory
+    ("group_norm", "1x512x512x512", "float16", "channels-last"),  # groups of whole vectors
+    ("group_norm", "2x64x512x512", "float32", "channels-last"),  # all of the shared memory
 )
 SLABS = (
     ("group_norm", "64x512x7x7", "bfloat16"),  # in a warp

@@ -14,6 +14,8 @@ from normgrad.backends.cuda.tiles import (
     power_of_two,
 )
 
+_ALL_REGISTERS = 255  # that a thread can have
+_VECTOR = 16  # bytes of the largest copy
 _ONE_HOT = 32  # elements of a thread where the sums of columns become those of groups
 _LEAST_BYTES = 128  # of a row of a tile, unless there are fewer channels
 _MOST_BYTES = 512
@@ -58,6 +60,9 @@ _NEAR, _WIDE_ROWS, _AGAIN = 26e6, 256, 0.5
 # of 405 (with 8 of them 399, with 24 421), in bfloat16 194 instead of 201 (with 16 195);
 # 64x512x28x28 in float32 91 instead of 95. And what is left of the wait then.
 _FETCHED, _FETCHED_IN_TWO_STEPS, _HIDDEN = 8, 16, 0.85
+# The same in streams, of groups of whole vectors: group norm 1x512x512x512 takes 256 us so instead
+# of 260 (with 8 of them 266), in float32 513 instead of 522. Others, and batch norm, lose 1 %.
+_FETCHED_IN_STREAMS = 3
 # What a row of a slab costs besides its own bytes, where slabs lie side by side and end inside of a
 # sector of memory, which is then written in part, twice; or batch norm's inside of a line. Less in
 # one round, in which neighbours are written at about the same time. Group norm 4x960x128x128 takes
@@ -102,6 +107,7 @@ class Cut:
     spans: int  # words of a part for one bin
     ends: int  # slabs begin and end at multiples of these bytes; 0: at rows
     itemsize: int
+    whole: bool  # whether groups have whole vectors of 16 bytes
     polled: int = 0  # words of a bin that are polled together, if that is settled
 
     @property
@@ -161,6 +167,8 @@ class Cut:
     @property
     def fetched(self) -> int:
         """Tiles of the next slab that the L2 cache fetches during the wait."""
+        if self.streams:
+            return _FETCHED_IN_STREAMS if self.whole and self.rounds > 1 else 0
         full = self.fine and self.tiles == self.block.chunks + self.held
         if not full or self.rounds == 1 or self.team == 1:
             return 0
@@ -232,7 +240,7 @@ class Cut:
             wait -= _LESS if self.roomy else 0
         if near:
             wait += _AGAIN
-        if self.fetched:
+        if self.fetched and not self.streams:
             wait *= _HIDDEN
         if self.rounds == 1:
             beside = _BESIDE * (self.per - 1) if self.words < _FEW_WORDS else 0
@@ -251,12 +259,12 @@ def _blocks(data: Slabs) -> tuple[Block, ...]:
     fewer than 48 of them with 21. The last is for small teams of batch norm.
     """
     held = 21 if data.itemsize == 4 else 20
-    roomy = Block(8, 8 << 10, 13, 255, held=10 if data.itemsize == 4 else 9, most=_ROOMY)
+    roomy = Block(8, 8 << 10, 13, _ALL_REGISTERS, held=10 if data.itemsize == 4 else 9, most=_ROOMY)
     return (
         Block(warps=4, chunk_bytes=4 << 10, chunks=6, registers=128, held=2),
         Block(warps=8, chunk_bytes=8 << 10, chunks=6, registers=128, held=2),
-        Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=255, held=8),
-        Block(warps=8, chunk_bytes=4 << 10, chunks=27, registers=255, held=held, most=_FINE),
+        Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=_ALL_REGISTERS, held=8),
+        Block(8, chunk_bytes=4 << 10, chunks=27, registers=_ALL_REGISTERS, held=held, most=_FINE),
         *((roomy,) if data.group == 1 else ()),
     )
 
@@ -270,7 +278,7 @@ def cuts(data: Slabs, device: Device) -> Iterator[Cut]:
 
 def _widths(data: Slabs) -> Iterator[tuple[int, int]]:
     """Columns of a slab and of a tile."""
-    vector = 16 // data.itemsize
+    vector = _VECTOR // data.itemsize
     cols = max(vector, min(power_of_two(data.channels), _LEAST_BYTES // data.itemsize))
     most = max(cols, min(power_of_two(data.channels), _MOST_BYTES // data.itemsize))
     while cols <= most:
@@ -291,13 +299,12 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
     bins, spans = _bins(data.group, width, cols)
     if data.group > 1 and bins * cols > _ONE_HOT * THREADS * block.warps:
         return
-    # Besides the tiles, what sums across warps need.
-    shared = 2 * block.chunks * block.chunk_bytes + 512 + 8 * cols * block.warps
-    per = blocks_per_multiprocessor(device, block.warps, block.registers, shared)
+    per = _per(device, block, cols)
     resident = per * device.multiprocessors
     slabs = data.images * ceil_div(data.channels, width)
     tiles = ceil_div(data.rows, rows)
     ends = math.gcd(width, data.channels) * data.itemsize if width < data.channels else 0
+    whole = data.group > 1 and data.group * data.itemsize % _VECTOR == 0
     seen = set()
     for wanted in range(1, min(slabs, resident // pieces) + 1):
         teams, rounds = deal(slabs, wanted)
@@ -309,13 +316,41 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
         parts = ceil_div(tiles, share)
         made = Cut(
             block, per, width, cols, rows, parts, pieces, teams, rounds, share, bins, spans, ends,
-            data.itemsize,
+            data.itemsize, whole,
         )  # fmt: skip
+        if made.streams:
+            made = _stretched(made, data, device)
         # Tiles that stay would be read before they come.
         late = made.streams and made.fixed + made.held < made.depth
         small = made.parts <= _FRIENDS and made.tiles >= block.chunks
         if not late and not (made.streams and block.most) and (small or not made.roomy):
             yield made
+
+
+def _stretched(made: Cut, data: Slabs, device: Device) -> Cut:
+    """The same with as much more as there is room for in streams, if some is still read twice.
+
+    Each tile that stays is 1 % of group norm 1x512x512x512. One more that is held is spilled, and
+    8 bytes of spills cost 4 %.
+    """
+    if made.block.registers < _ALL_REGISTERS or data.align * data.itemsize < _VECTOR:
+        return made  # copies of less than 16 bytes take registers
+    if data.itemsize == 2:
+        held = 10 if made.whole else 9
+    else:
+        held = 11 if made.whole or data.group == 1 else 9
+    block = replace(made.block, held=held)
+    more = replace(block, chunks=block.chunks + 1)
+    if data.group > 1 and _per(device, more, made.cols):
+        block = more
+    return replace(made, block=block) if made.tiles > block.capacity else made
+
+
+def _per(device: Device, block: Block, cols: int) -> int:
+    """Blocks of a multiprocessor."""
+    # Besides the tiles, what sums across warps need.
+    shared = 2 * block.chunks * block.chunk_bytes + 512 + 8 * cols * block.warps
+    return blocks_per_multiprocessor(device, block.warps, block.registers, shared)
 
 
 def _bins(group: int, width: int, cols: int) -> tuple[int, int]:
@@ -329,7 +364,7 @@ def _bins(group: int, width: int, cols: int) -> tuple[int, int]:
 
 def choose(data: Slabs, device: Device) -> Cut | None:
     """The cut that takes least; None where two passes take less."""
-    narrow = data.align * data.itemsize < 16
+    narrow = data.align * data.itemsize < _VECTOR
 
     def guess(cut: Cut) -> float:
         return round(cut.guess(device.multiprocessors, narrow=narrow), 1)

@@ -92,6 +92,7 @@ def add_columns(
         "VECTOR": 16 // data.itemsize,
         "WARPS": cut.block.warps,
         "ALIGN": data.align,
+        "FETCHED": cut.fetched,
         **joint_parameters(layout, cut.parts, cut.block.warps, meets=wants),
         "PHASE": 0,
     }
@@ -103,7 +104,7 @@ def add_columns(
         kernel = "columns.column_slabs"
         # See `own_copies`.
         constants |= {"CHUNKS": cut.tiles, "SOLO": solo, "TOGETHER": cut.rounds > 1}
-        constants |= {"LATE": cut.late, "FETCHED": cut.fetched}
+        constants["LATE"] = cut.late
     builder.launch_teams(
         kernel,
         (cut.team * cut.teams,),

@@ -16,10 +16,13 @@ from normgrad.backends.cuda.kernels.column_exchange import (
     share_sums,
 )
 from normgrad.backends.cuda.kernels.column_tiles import (
-    add_tile,
+    add_rows,
+    alike,
     centre_of,
     copy_tile,
     either,
+    fetch_tiles,
+    no_sums,
     strip_of,
     write_tile,
 )
@@ -95,6 +98,7 @@ def column_streams(
     PARTS: tl.constexpr,  # and parts
     TIMES: tl.constexpr,  # so often
     MANY: tl.constexpr,
+    FETCHED: tl.constexpr,  # tiles of the next slab that the L2 cache is to fetch during the wait
     EARLY: tl.constexpr,  # the words are cleared meanwhile
     # 0; in the interpreter 1: sums, then 3: totals if OWN, 2: gradient, 4: the end
     PHASE: tl.constexpr,
@@ -107,6 +111,8 @@ def column_streams(
         [1, VECTOR], [32 // LANES, LANES], [DOWN, WARPS // DOWN], [1, 0]
     )
     by_col: tl.constexpr = gl.SliceLayout(0, tile)
+    # All columns of a vector are of one group: centre, tilt and shift take 3 registers, not 24.
+    WHOLE: tl.constexpr = GROUP and GROUP_SIZE % VECTOR == 0
     flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     warp_sums = gl.allocate_shared_memory(tl.uint64, [1, DOWN, COLS], flat)
     above = gl.program_id(0) % team // pieces
@@ -121,7 +127,6 @@ def column_streams(
     data = own_places(
         x, dy, slabs * 0, tile, DEPTH + FIXED, VECTOR, ROWS, COLS, ALIGN, LANES, DOWN, WARPS
     )
-    sizes = (parts, bins, images, channels * ALIGN)
     kept = DEPTH - 1  # of the ring, when all have been added up
     loads = HELD + 2 * stream - kept  # of the ring, for a slab
     ring = (stream, loads)
@@ -141,11 +146,12 @@ def column_streams(
         strip = strip_of(slab, part, ALIGN)
         _, columns, _, image, left, _ = strip
         centre = centre_of(mean, strip, channels * ALIGN, cols, GROUP, GROUP_SIZE)
+        if WHOLE:
+            centre = alike(centre, by_col, VECTOR, COLS)
         weights = group_weights(gamma, columns, left, COLS, BINS, WARPS) if GROUP else None
         step = fresh(row_step)
         mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
-        s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
-        s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        s1, s2 = no_sums(tile, ONCE, ROWS, COLS)
         held = ()
         for visit in gl.static_range(HELD):
             wait(slab, DEPTH - 1)
@@ -154,7 +160,7 @@ def column_streams(
             held = held + (values,)
             number = _turned(zero + visit + DEPTH, ring, HELD, FIXED)
             copy_tile(data, slot, strip, number, step, ROWS, COLS, ALIGN)
-            s1, s2 = add_tile(s1, s2, values, centre)
+            s1, s2 = add_rows(s1, s2, values, centre, ONCE, ROWS, COLS)
         for visit in tl.range(0, gl.maximum(stream, FIXED)):
             wait(slab, DEPTH - 1)
             if visit < stream:
@@ -165,18 +171,25 @@ def column_streams(
                     copy_tile(data, slot, strip, number, step, ROWS, COLS, ALIGN)
                 else:
                     commit(slab)
-                s1, s2 = add_tile(s1, s2, values, centre)
+                s1, s2 = add_rows(s1, s2, values, centre, ONCE, ROWS, COLS)
             if visit < FIXED:
                 values = take_own(data, zero + DEPTH + visit, VECTOR, ROWS * COLS)
-                s1, s2 = add_tile(s1, s2, values, centre)
+                s1, s2 = add_rows(s1, s2, values, centre, ONCE, ROWS, COLS)
         sums = warp_sums.index(0)
-        keep_sums(sums, s1, s2, DOWN, ONCE, ROWS, COLS)
-        place_of = (above, start, columns, image, left)
+        keep_sums(sums, s1, s2, DOWN, ONCE, ONCE, COLS)
+        # Offsets made of fresh numbers are not kept from round to round: 24 bytes of spills less.
+        place_of = (fresh(above), fresh(start), columns, image, left)
+        sizes = (fresh(parts), fresh(bins), images, channels * ALIGN)
         if PHASE != 2:
             share_sums(
                 sums, mail, place_of, sizes, partials, weights, GROUP, GROUP_SIZE, COLS, BINS,
                 SPANS, DOWN, WARPS, False,
             )  # fmt: skip
+        if FETCHED:
+            soon = strip_of(fresh(slab + zero) + teams, part, ALIGN)
+            fetch_tiles(x, dy, soon, thread, step, FETCHED, ROWS, COLS, ALIGN, 32 * WARPS)
+            _, columns, _, image, left, _ = strip_of(fresh(slab + zero), part, ALIGN)
+            place_of = (fresh(above), fresh(start), columns, image, left)
         scale, tilt, shift = factors_of(
             None, mail, place_of, sizes, (rstd, gamma, dgamma, dbeta), count, eps, by_col,
             GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, WARPS, False, PHASE,
@@ -184,6 +197,8 @@ def column_streams(
         if MEETS:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there
                 arrive(words + tally)
+        if WHOLE:
+            tilt, shift = alike(tilt, by_col, VECTOR, COLS), alike(shift, by_col, VECTOR, COLS)
         factors = (scale, centre, tilt, shift)
         # Made anew, not kept meanwhile.
         now = fresh(slab + zero)

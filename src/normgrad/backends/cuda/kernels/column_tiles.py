@@ -1,8 +1,9 @@
 """Where the tiles of columns lie in memory and on chip, how they are asked for, and dx written."""
 
+import triton
 import triton.language as tl
 
-from normgrad.backends.cuda.kernels.common import load_or, widen
+from normgrad.backends.cuda.kernels.common import load_or, sum_pairs, widen
 from normgrad.backends.cuda.kernels.gluon import gl, jit
 from normgrad.backends.cuda.kernels.own_copies import copy_own, fetch_both
 
@@ -93,6 +94,48 @@ def add_tile(s1, s2, values, centre):
     # Masked elements of dy are 0, so their x does not matter.
     wide = widen(values[0])
     return s1 + wide, s2 + wide * (widen(values[1]) - centre)
+
+
+@jit
+def no_sums(tile: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The two sums before the first tile, as `add_rows` makes them."""
+    none = gl.reshape(gl.zeros([ROWS, COLS], tl.float32, tile), [ROWS // ONCE, ONCE, COLS])
+    return sum_pairs(none, none, 0)
+
+
+@jit
+def add_rows(
+    s1,
+    s2,
+    values,
+    centre,
+    ONCE: tl.constexpr,  # rows that have one element in each thread
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """The same with the rows of a thread added up first: sums of one row, half the registers."""
+    wide = widen(values[0])
+    tilted = wide * (widen(values[1]) - centre)
+    t1, t2 = sum_pairs(
+        gl.reshape(wide, [ROWS // ONCE, ONCE, COLS]),
+        gl.reshape(tilted, [ROWS // ONCE, ONCE, COLS]),
+        0,
+    )
+    return s1 + t1, s2 + t2
+
+
+@triton.jit
+def _first(one, other):
+    return one
+
+
+@jit
+def alike(row, by_col: tl.constexpr, EACH: tl.constexpr, COLS: tl.constexpr):
+    """A row in which EACH neighbours are equal; the compiler then knows: one register for all."""
+    apart = gl.reshape(row, [COLS // EACH, EACH])
+    one = tl.reduce(apart, 1, _first)
+    same, _ = gl.broadcast(gl.expand_dims(one, 1), apart)
+    return gl.convert_layout(gl.reshape(same, [COLS]), by_col)[None, :]
 
 
 @jit
