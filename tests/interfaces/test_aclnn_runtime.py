@@ -269,7 +269,8 @@ def test_what_is_neither_address_nor_buffer(device, what):
 def test_copy_rules(device):
     data = np.ones(4, np.float32)
     pointer = aclnn.aclrtMalloc(16)[1]
-    assert aclnn.aclrtMemcpy(None, 0, None, 0, H2D) == 0  # count 0 is success
+    assert aclnn.aclrtMemcpy(None, 0, None, 0, H2D) == 0  # count 0 is success,
+    assert aclnn.aclrtMemcpy(pointer, 16, data, 0, 4) == 0  # whatever the others are
     assert aclnn.aclrtMemcpy(None, 16, data, 16, H2D) == 100000
     assert "dst must not be null" in said()
     assert aclnn.aclrtMemcpy(pointer, 16, 0, 16, H2D) == 100000

@@ -101,9 +101,9 @@ def _copy(
     dst: HostBuffer, dest_max: int, src: HostBuffer, count: int, kind: int, stream: int, wait: bool
 ) -> Status:
     nbytes = _count(count, "destMax", dest_max)
-    kind = one_of(BAD_PARAM, "kind", kind, aclrtMemcpyKind)
-    if nbytes == 0:
+    if nbytes == 0:  # whatever the pointers and the kind are
         return ACL_SUCCESS
+    kind = one_of(BAD_PARAM, "kind", kind, aclrtMemcpyKind)
     target = (
         _device_side("dst", dst, nbytes)
         if kind in _DEVICE_TARGET
