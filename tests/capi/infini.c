@@ -229,6 +229,14 @@ int main(void)
     EXPECT(RUN(workspace, bytes, dx, dw, db + 1, x, dy), INFINI_STATUS_BAD_PARAM);
     EXPECT(infiniopGetBatchNormBackwardWorkspaceSize(op, &bytes), INFINI_STATUS_BAD_PARAM);
     EXPECT(infiniopGetBatchNormBackwardWorkspaceSize(NULL, &bytes), INFINI_STATUS_BAD_PARAM);
+    /* However many handles come after it. */
+    for (int i = 0; i < 2000; i++) {
+        infiniopHandle_t next = NULL;
+        EXPECT(infiniopCreateHandle(&next), INFINI_STATUS_SUCCESS);
+        EXPECT((void*)next == (void*)op, 0);
+        EXPECT(infiniopDestroyHandle(next), INFINI_STATUS_SUCCESS);
+    }
+    EXPECT(infiniopDestroyBatchNormBackwardDescriptor(op), INFINI_STATUS_BAD_PARAM);
     EXPECT(infiniopDestroyBatchNormBackwardDescriptor((void*)workspace), INFINI_STATUS_BAD_PARAM);
     EXPECT(infiniopDestroyHandle(handle), INFINI_STATUS_SUCCESS);
     EXPECT(infiniopDestroyHandle(handle), INFINI_STATUS_BAD_PARAM);
