@@ -187,7 +187,10 @@ int main(void)
     EXPECT(infinirtSetDevice(INFINI_DEVICE_CPU, 0), INFINI_STATUS_SUCCESS);
     EXPECT(infinirtGetDevice(&kind, &id), INFINI_STATUS_SUCCESS);
     EXPECT(kind == INFINI_DEVICE_CPU && id == 0, 1);
-    EXPECT(infinirtGetDevice(&kind, NULL), INFINI_STATUS_NULL_POINTER);
+    kind = INFINI_DEVICE_NVIDIA, id = 7; /* one of the two is enough */
+    EXPECT(infinirtGetDevice(&kind, NULL) || infinirtGetDevice(NULL, &id), 0);
+    EXPECT(kind == INFINI_DEVICE_CPU && id == 0, 1);
+    EXPECT(infinirtGetDevice(NULL, NULL), INFINI_STATUS_NULL_POINTER);
     EXPECT(infinirtGetDeviceCount(INFINI_DEVICE_CPU, &devices), INFINI_STATUS_SUCCESS);
     EXPECT(devices, 1);
     EXPECT(infinirtMalloc(NULL, 8), INFINI_STATUS_NULL_POINTER);
