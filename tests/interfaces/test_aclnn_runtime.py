@@ -302,6 +302,17 @@ def test_copy_rules(device):
     assert "which aclrtFree has freed" in said()
 
 
+def test_what_was_device_memory_is_no_host_memory(device):
+    alive, freed = (aclnn.aclrtMalloc(16)[1] for _ in range(2))
+    assert aclnn.aclrtFree(freed) == 0
+    for target, source, kind in ((freed, alive, D2H), (alive, freed, H2D)):
+        assert aclnn.aclrtMemcpy(target, 16, source, 16, kind) == 100000
+        assert "must be host memory as kind says" in said()
+        assert "which aclrtFree has freed" in said()
+    assert aclnn.aclrtMemcpy(alive - 8, 16, alive, 16, D2H) == 100000  # its end is not the host's
+    assert aclnn.aclrtFree(alive) == 0
+
+
 def test_free_rules(device):
     pointer = aclnn.aclrtMalloc(100)[1]
     host = aclnn.aclrtMallocHost(100)[1]
