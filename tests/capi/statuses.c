@@ -219,11 +219,11 @@ static void stages(void)
     EXPECT(aclnnLayerNormBackward(workspace, bytes, kept, NULL), ACLNN_ERR_INNER_NULLPTR);
     EXPECT(strstr(aclGetRecentErrMsg(), "aclnnLayerNormBackward must not be used again") != NULL, 1);
     EXPECT(aclSetAclOpExecutorRepeatable(kept), ACLNN_ERR_INNER_NULLPTR);
-    EXPECT(aclSetAclOpExecutorRepeatable(NULL), ACLNN_ERR_PARAM_NULLPTR);
+    EXPECT(aclSetAclOpExecutorRepeatable(NULL), ACLNN_ERR_INNER_NULLPTR);
     EXPECT(aclDestroyAclOpExecutor(kept), ACLNN_ERR_INNER_NULLPTR);
     EXPECT(aclDestroyAclOpExecutor((aclOpExecutor*)l.tx), ACLNN_ERR_INNER_NULLPTR);
     EXPECT(aclDestroyAclOpExecutor((aclOpExecutor*)workspace), ACLNN_ERR_INNER_NULLPTR);
-    EXPECT(aclDestroyAclOpExecutor(NULL), 0);
+    EXPECT(aclDestroyAclOpExecutor(NULL), ACLNN_ERR_INNER_NULLPTR);
     /* A handle is never handed out twice: the old one stays dead whatever comes after. */
     for (int i = 0; i < 2000; i++) {
         EXPECT(layer_plan(&l, &bytes, &executor), 0);
