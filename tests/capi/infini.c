@@ -44,6 +44,37 @@ static int close_to(const float* got, const float* want, int count)
     return 1;
 }
 
+/* Computations that need one. */
+static void workspaces(infiniopHandle_t handle)
+{
+    enum { SAMPLES = 32, CHANNELS = 8, LENGTH = 64, ALL = SAMPLES * CHANNELS * LENGTH };
+    static float data[2 * ALL], vectors[5 * CHANNELS];
+    infiniopTensorDescriptor_t big = describe(3, SAMPLES, CHANNELS, LENGTH, NULL, INFINI_DTYPE_F32);
+    infiniopTensorDescriptor_t vec = describe(1, CHANNELS, 0, 0, NULL, INFINI_DTYPE_F32);
+    infiniopBatchNormBackwardDescriptor_t op = NULL;
+    size_t bytes = 0;
+    float *dw = vectors, *db = dw + CHANNELS, *w = db + CHANNELS, *mean = w + CHANNELS;
+    EXPECT(infiniopCreateBatchNormBackwardDescriptor(handle, &op, big, vec, vec, big, big, vec, vec,
+                                                     vec), INFINI_STATUS_SUCCESS);
+    EXPECT(infiniopGetBatchNormBackwardWorkspaceSize(op, &bytes), INFINI_STATUS_SUCCESS);
+    EXPECT(bytes > 0, 1);
+    void* room = malloc(bytes);
+    void* nowhere[] = {NULL, (void*)-16, (void*)(UINTPTR_MAX / 2 + 1), (void*)(UINTPTR_MAX / 2 - 15)};
+#define COMPUTE(p, s)                                                                           \
+    infiniopBatchNormBackward(op, p, s, data + ALL, dw, db, data, data, w, mean, mean + CHANNELS, \
+                              NULL)
+    for (size_t i = 0; i < sizeof nowhere / sizeof *nowhere; i++) {
+        const char* rule = i ? "workspace must lie where addresses" : "workspace must not be null";
+        EXPECT(COMPUTE(nowhere[i], bytes), INFINI_STATUS_BAD_PARAM);
+        EXPECT(strstr(infiniGetRecentErrMsg(), rule) != NULL, 1);
+        EXPECT(COMPUTE(nowhere[i], bytes - 1), INFINI_STATUS_INSUFFICIENT_WORKSPACE);
+    }
+    EXPECT(COMPUTE(room, bytes), INFINI_STATUS_SUCCESS);
+    free(room);
+    EXPECT(infiniopDestroyBatchNormBackwardDescriptor(op), INFINI_STATUS_SUCCESS);
+    EXPECT(infiniopDestroyTensorDescriptor(big) || infiniopDestroyTensorDescriptor(vec), 0);
+}
+
 int main(void)
 {
     const float numbers[BIG] = {0, 1, 2, 3, 4, 5, 6, 7}, zeros[C] = {0, 0}, ones[C] = {1, 1};
@@ -99,11 +130,7 @@ int main(void)
         EXPECT(RUN(workspace, bytes, odd[i], dw, db + 1, x, dy), INFINI_STATUS_BAD_PARAM);
         EXPECT(strstr(infiniGetRecentErrMsg(), rule) != NULL, 1);
     }
-    if (bytes) {
-        EXPECT(RUN(workspace, bytes - 1, dx, dw, db + 1, x, dy),
-               INFINI_STATUS_INSUFFICIENT_WORKSPACE);
-        EXPECT(RUN(NULL, bytes, dx, dw, db + 1, x, dy), INFINI_STATUS_BAD_PARAM);
-    }
+    workspaces(handle);
 
     /* The checks of the create function; the result stays untouched. */
     infiniopTensorDescriptor_t half = describe(3, N, C, L, NULL, INFINI_DTYPE_F16);
@@ -160,7 +187,10 @@ int main(void)
     EXPECT(infinirtSetDevice(INFINI_DEVICE_CPU, 0), INFINI_STATUS_SUCCESS);
     EXPECT(infinirtGetDevice(&kind, &id), INFINI_STATUS_SUCCESS);
     EXPECT(kind == INFINI_DEVICE_CPU && id == 0, 1);
-    EXPECT(infinirtGetDevice(&kind, NULL), INFINI_STATUS_NULL_POINTER);
+    kind = INFINI_DEVICE_NVIDIA, id = 7; /* one of the two is enough */
+    EXPECT(infinirtGetDevice(&kind, NULL) || infinirtGetDevice(NULL, &id), 0);
+    EXPECT(kind == INFINI_DEVICE_CPU && id == 0, 1);
+    EXPECT(infinirtGetDevice(NULL, NULL), INFINI_STATUS_NULL_POINTER);
     EXPECT(infinirtGetDeviceCount(INFINI_DEVICE_CPU, &devices), INFINI_STATUS_SUCCESS);
     EXPECT(devices, 1);
     EXPECT(infinirtMalloc(NULL, 8), INFINI_STATUS_NULL_POINTER);
@@ -202,6 +232,14 @@ int main(void)
     EXPECT(RUN(workspace, bytes, dx, dw, db + 1, x, dy), INFINI_STATUS_BAD_PARAM);
     EXPECT(infiniopGetBatchNormBackwardWorkspaceSize(op, &bytes), INFINI_STATUS_BAD_PARAM);
     EXPECT(infiniopGetBatchNormBackwardWorkspaceSize(NULL, &bytes), INFINI_STATUS_BAD_PARAM);
+    /* However many handles come after it. */
+    for (int i = 0; i < 2000; i++) {
+        infiniopHandle_t next = NULL;
+        EXPECT(infiniopCreateHandle(&next), INFINI_STATUS_SUCCESS);
+        EXPECT((void*)next == (void*)op, 0);
+        EXPECT(infiniopDestroyHandle(next), INFINI_STATUS_SUCCESS);
+    }
+    EXPECT(infiniopDestroyBatchNormBackwardDescriptor(op), INFINI_STATUS_BAD_PARAM);
     EXPECT(infiniopDestroyBatchNormBackwardDescriptor((void*)workspace), INFINI_STATUS_BAD_PARAM);
     EXPECT(infiniopDestroyHandle(handle), INFINI_STATUS_SUCCESS);
     EXPECT(infiniopDestroyHandle(handle), INFINI_STATUS_BAD_PARAM);

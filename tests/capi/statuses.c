@@ -74,6 +74,7 @@ static void runtime(void)
     EXPECT(aclrtMemcpy(memory, 4, bytes, 8, ACL_MEMCPY_HOST_TO_DEVICE), ACL_ERROR_INVALID_PARAM);
     EXPECT(aclrtMemcpy(NULL, 8, bytes, 8, ACL_MEMCPY_HOST_TO_DEVICE), ACL_ERROR_INVALID_PARAM);
     EXPECT(aclrtMemcpy(NULL, 8, NULL, 0, ACL_MEMCPY_HOST_TO_DEVICE), ACL_SUCCESS);
+    EXPECT(aclrtMemcpy(memory, 8, bytes, 0, (aclrtMemcpyKind)9), ACL_SUCCESS);
     EXPECT(aclrtFree(memory), ACL_SUCCESS);
     EXPECT(aclrtFree(memory), ACL_ERROR_INVALID_PARAM);
     EXPECT(aclrtFree(bytes), ACL_ERROR_INVALID_PARAM);
@@ -202,9 +203,13 @@ static void stages(void)
     EXPECT(layer_plan(&l, &bytes, &executor), 0);
     EXPECT(aclnnLayerNormBackward(workspace, bytes, NULL, NULL), ACLNN_ERR_PARAM_NULLPTR);
     EXPECT(aclnnLayerNormBackward(NULL, bytes + 1, executor, NULL), ACLNN_ERR_PARAM_NULLPTR);
-    if (bytes > 0)
-        EXPECT(aclnnLayerNormBackward(workspace, bytes - 1, executor, NULL),
-               ACLNN_ERR_PARAM_INVALID);
+    EXPECT(bytes > 0, 1);
+    EXPECT(aclnnLayerNormBackward(workspace, bytes - 1, executor, NULL), ACLNN_ERR_PARAM_INVALID);
+    void* nowhere[] = {(void*)-16, (void*)(UINTPTR_MAX / 2 + 1), (void*)(UINTPTR_MAX / 2 - 15)};
+    for (int i = 0; i < 3; i++) {
+        EXPECT(aclnnLayerNormBackward(nowhere[i], bytes, executor, NULL), ACLNN_ERR_PARAM_INVALID);
+        EXPECT(strstr(aclGetRecentErrMsg(), "workspace must lie where addresses") != NULL, 1);
+    }
     EXPECT(aclrtCreateStream(&gone) || aclrtDestroyStream(gone), 0);
     EXPECT(aclnnLayerNormBackward(workspace, bytes, executor, gone), ACLNN_ERR_RUNTIME_ERROR);
     EXPECT(isnan(l.dx[0]) && isnan(l.dgamma[1]), 1);
@@ -214,11 +219,11 @@ static void stages(void)
     EXPECT(aclnnLayerNormBackward(workspace, bytes, kept, NULL), ACLNN_ERR_INNER_NULLPTR);
     EXPECT(strstr(aclGetRecentErrMsg(), "aclnnLayerNormBackward must not be used again") != NULL, 1);
     EXPECT(aclSetAclOpExecutorRepeatable(kept), ACLNN_ERR_INNER_NULLPTR);
-    EXPECT(aclSetAclOpExecutorRepeatable(NULL), ACLNN_ERR_PARAM_NULLPTR);
+    EXPECT(aclSetAclOpExecutorRepeatable(NULL), ACLNN_ERR_INNER_NULLPTR);
     EXPECT(aclDestroyAclOpExecutor(kept), ACLNN_ERR_INNER_NULLPTR);
     EXPECT(aclDestroyAclOpExecutor((aclOpExecutor*)l.tx), ACLNN_ERR_INNER_NULLPTR);
     EXPECT(aclDestroyAclOpExecutor((aclOpExecutor*)workspace), ACLNN_ERR_INNER_NULLPTR);
-    EXPECT(aclDestroyAclOpExecutor(NULL), 0);
+    EXPECT(aclDestroyAclOpExecutor(NULL), ACLNN_ERR_INNER_NULLPTR);
     /* A handle is never handed out twice: the old one stays dead whatever comes after. */
     for (int i = 0; i < 2000; i++) {
         EXPECT(layer_plan(&l, &bytes, &executor), 0);

@@ -33,6 +33,13 @@ SIZES = {
     "infiniopHandle_t": 8,
     "infinirtStream_t": 8,
 }
+# Programs include what they need, not only the header of all.
+HEADERS = (
+    *("acl/acl.h", "acl/acl_base.h", "acl/acl_rt.h", "aclnn/acl_meta.h", "aclnn/aclnn_base.h"),
+    *("infinicore.h", "infinirt.h", "infiniop.h", "infiniop/handle.h"),
+    *("infiniop/operator_descriptor.h", "infiniop/tensor_descriptor.h"),
+    "infiniop/ops/batch_norm_backward.h",
+)
 
 
 def includes(*names):
@@ -47,6 +54,11 @@ def compiles(text, standard, folder, *flags):
     line = [command, f"-std={standard}", *STRICT, str(source), *flags, "-o", str(folder / "out")]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_headers_have_the_vendors_names(name):
+    assert signatures.INCLUDE / name in signatures.headers()
 
 
 @pytest.mark.parametrize("standard", LANGUAGES)

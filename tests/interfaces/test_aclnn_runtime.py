@@ -269,7 +269,8 @@ def test_what_is_neither_address_nor_buffer(device, what):
 def test_copy_rules(device):
     data = np.ones(4, np.float32)
     pointer = aclnn.aclrtMalloc(16)[1]
-    assert aclnn.aclrtMemcpy(None, 0, None, 0, H2D) == 0  # count 0 is success
+    assert aclnn.aclrtMemcpy(None, 0, None, 0, H2D) == 0  # count 0 is success,
+    assert aclnn.aclrtMemcpy(pointer, 16, data, 0, 4) == 0  # whatever the others are
     assert aclnn.aclrtMemcpy(None, 16, data, 16, H2D) == 100000
     assert "dst must not be null" in said()
     assert aclnn.aclrtMemcpy(pointer, 16, 0, 16, H2D) == 100000
@@ -299,6 +300,17 @@ def test_copy_rules(device):
     assert aclnn.aclrtFree(pointer) == 0
     assert aclnn.aclrtMemcpy(pointer, 16, data, 16, H2D) == 100000
     assert "which aclrtFree has freed" in said()
+
+
+def test_what_was_device_memory_is_no_host_memory(device):
+    alive, freed = (aclnn.aclrtMalloc(16)[1] for _ in range(2))
+    assert aclnn.aclrtFree(freed) == 0
+    for target, source, kind in ((freed, alive, D2H), (alive, freed, H2D)):
+        assert aclnn.aclrtMemcpy(target, 16, source, 16, kind) == 100000
+        assert "must be host memory as kind says" in said()
+        assert "which aclrtFree has freed" in said()
+    assert aclnn.aclrtMemcpy(alive - 8, 16, alive, 16, D2H) == 100000  # its end is not the host's
+    assert aclnn.aclrtFree(alive) == 0
 
 
 def test_free_rules(device):

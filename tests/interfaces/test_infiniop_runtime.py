@@ -75,6 +75,25 @@ def test_quarantine_holds_a_thousand_blocks(monkeypatch):
     assert [one() is None for one in seen] == [True, *[False] * 1024]
 
 
+def test_every_block_in_quarantine_is_known_and_nothing_between(monkeypatch):
+    monkeypatch.setattr(memory, "checked", True)
+    table = memory.Allocations("device")
+    order = np.random.default_rng(0).permutation(1100) + 1
+    for number in order:
+        table.add(64 * int(number), 8, None, "malloc")
+        table.release(64 * int(number), "free")
+    gone = set(order[:-1024].tolist())  # the first that were freed have left it
+    for number in range(1, 1101):
+        base = 64 * number
+        table.require(base + 8, base + 16, "cpu", foreign=True)
+        if number in gone:
+            table.require(base, base + 8, "cpu", foreign=True)
+            continue
+        for address in (base, base + 7):
+            with pytest.raises(memory.OwnershipError, match="which free has freed"):
+                table.require(address, base + 8, "cpu", foreign=True)
+
+
 def test_devices_of_threads():
     assert infiniop.infinirtInit() == 0
     assert infiniop.infinirtGetDevice() == (0, 0, 0)

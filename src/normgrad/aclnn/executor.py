@@ -241,6 +241,8 @@ def stage_two(name: str, workspace: Any, workspaceSize: Any, executor: Any, stre
 
 
 def _check_usable(executor: Any) -> aclOpExecutor:
+    if is_null(executor):  # stage 2 has a status of its own for it
+        fail(SPENT, "executor must not be null")
     if type(executor) is not aclOpExecutor:
         fail(SPENT, f"executor must come from stage 1, got {described(executor)}")
     if executor.state != "ready":
@@ -270,17 +272,13 @@ def _check_again(executor: aclOpExecutor, workspace: int) -> None:
 @operator_status
 def aclSetAclOpExecutorRepeatable(executor: aclOpExecutor | None) -> Status:
     """Keep an executor after its stage 2; to be called before the first."""
-    if is_null(executor):
-        fail(NULLPTR, "executor must not be null")
     _check_usable(executor).repeatable = True
     return ACL_SUCCESS
 
 
 @operator_status
 def aclDestroyAclOpExecutor(executor: aclOpExecutor | None) -> Status:
-    """End an executor, run or not. Null is success."""
-    if is_null(executor):
-        return ACL_SUCCESS
+    """End an executor, run or not."""
     with _CLAIM:
         _check_usable(executor).end("destroyed")
     return ACL_SUCCESS

@@ -101,9 +101,9 @@ def _copy(
     dst: HostBuffer, dest_max: int, src: HostBuffer, count: int, kind: int, stream: int, wait: bool
 ) -> Status:
     nbytes = _count(count, "destMax", dest_max)
-    kind = one_of(BAD_PARAM, "kind", kind, aclrtMemcpyKind)
-    if nbytes == 0:
+    if nbytes == 0:  # whatever the pointers and the kind are
         return ACL_SUCCESS
+    kind = one_of(BAD_PARAM, "kind", kind, aclrtMemcpyKind)
     target = (
         _device_side("dst", dst, nbytes)
         if kind in _DEVICE_TARGET
@@ -146,6 +146,10 @@ def _host_side(name: str, buffer: HostBuffer, nbytes: int, *, written: bool) -> 
             _require(memory.HOST, name, address, nbytes, "cpu", foreign=True)
             if memory.DEVICE.find(address) is not None:
                 fail(BAD_PARAM, f"{name} must be host memory as kind says, got device memory")
+            try:  # nor may it have been device memory, or go on into some
+                memory.DEVICE.require(address, address + nbytes, "cpu", foreign=True)
+            except OwnershipError as fault:
+                fail(BAD_PARAM, f"{name} must be host memory as kind says: {fault}")
         return address
     try:
         return memory.host_address(name, buffer, nbytes, written=written)

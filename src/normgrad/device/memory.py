@@ -57,7 +57,8 @@ class Allocations:
         self._blocks: dict[int, Allocation] = {}
         self._numbers = itertools.count(1)
         self._freed: deque[tuple[Allocation, str]] = deque(maxlen=_REMEMBERED)
-        self._held: deque[Allocation] = deque()
+        self._held: dict[int, tuple[Allocation, str]] = {}  # by address, the oldest first
+        self._held_bases: list[int] = []
         self._held_bytes = 0
 
     def add(
@@ -105,9 +106,9 @@ class Allocations:
             over = high - block.end
             fault = f"bytes {low:#x} to {high:#x} leave {block} by {over} bytes at its end"
             raise OwnershipError(fault)
-        dead = self._freed_at(low)
         # Memory that left quarantine may be anybody's by now, such as an array of the caller.
-        if dead is not None and (not foreign or self._is_held(dead[0])):
+        dead = self._held_at(low) if foreign else self._freed_at(low)
+        if dead is not None:
             block, freer = dead
             raise OwnershipError(f"address {low:#x} lies in {block}, which {freer} has freed")
         after = self.find(high - 1) if high > low else None
@@ -125,14 +126,22 @@ class Allocations:
         self._freed.append((block._replace(owner=None), freer))
         if not checked or block.nbytes > _QUARANTINE_BYTES:
             return
-        self._held.append(block)
+        self._held[block.address] = block, freer
+        bisect.insort(self._held_bases, block.address)
         self._held_bytes += block.nbytes
         while self._held_bytes > _QUARANTINE_BYTES or len(self._held) > _REMEMBERED:
-            self._held_bytes -= self._held.popleft().nbytes
+            oldest, _ = self._held.pop(next(iter(self._held)))
+            del self._held_bases[bisect.bisect_left(self._held_bases, oldest.address)]
+            self._held_bytes -= oldest.nbytes
 
-    def _is_held(self, block: Allocation) -> bool:
+    def _held_at(self, address: int) -> tuple[Allocation, str] | None:
+        """The block in quarantine that an address lies in; asked for each address of a caller."""
         with self._lock:
-            return any(held.number == block.number for held in self._held)
+            index = bisect.bisect_right(self._held_bases, address) - 1
+            if index < 0:
+                return None
+            held = self._held[self._held_bases[index]]
+        return held if address < held[0].end else None
 
     def _freed_at(self, address: int) -> tuple[Allocation, str] | None:
         with self._lock:

@@ -31,6 +31,8 @@ _BAD_PARAM: Final = (
     "infiniopCreateBatchNormBackwardDescriptor",
     "infiniopGetBatchNormBackwardWorkspaceSize",
 )
+# Functions of which one result is enough: as in the vendor's library, the others may be null.
+_ONE_IS_ENOUGH: Final = ("infinirtGetDevice",)
 
 
 def fill(handles: Handles) -> None:
@@ -72,11 +74,12 @@ def _plain(handles: Handles, function: Function, target: Callable[..., Any]) -> 
         else:
             inputs.append((place, _reader(handles, parameter)))
     end = _ender(handles, function)
+    least = 1 if function.name in _ONE_IS_ENOUGH else len(outputs)
 
     def call(*args: Any) -> int:
-        for place, name, _ in outputs:
-            if args[place] == null:
-                return null_result(function, name)
+        missing = [name for place, name, _ in outputs if args[place] == null]
+        if len(outputs) - len(missing) < least:
+            return null_result(function, missing[0])
         values = [args[place] if read is None else read(args[place]) for place, read in inputs]
         answer = target(*values)
         status = answer[0] if outputs else answer
@@ -84,7 +87,8 @@ def _plain(handles: Handles, function: Function, target: Callable[..., Any]) -> 
             for (place, _, write), value in zip(
                 outputs, answer[1:] if outputs else (), strict=True
             ):
-                write(args[place], value)
+                if args[place] != null:
+                    write(args[place], value)
             if end is not None and args[0]:
                 end(args[0])
         return int(status)

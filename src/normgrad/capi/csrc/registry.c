@@ -262,7 +262,8 @@ int normgrad_alive(uint64_t handle, enum normgrad_kind kind)
 }
 
 /* Faces: memory for handles that callers may read (device, device_id). It is never given back to
- * the system, so that a stale pointer can be looked at; a freed one is the last to be reused. */
+ * the system, so that a stale pointer can be looked at. An address has no generation: it is used
+ * again when all have been used, the one that ended first before the others. */
 struct face {
     int device;
     int device_id;
@@ -270,29 +271,20 @@ struct face {
     struct face* next;
 };
 
-#define FACES 1024
-#define FACE_CHUNKS 64
-static struct face* _Atomic face_chunks[FACE_CHUNKS];
+#define FACES 65536
+static struct face faces[FACES]; /* pages that no face has reached take no memory */
 static size_t faces_used;
 static struct face *face_first, *face_last;
-static size_t faces_free;
 
 static uintptr_t face_new(uint64_t handle, int device, int device_id)
 {
     struct face* face = NULL;
     pthread_mutex_lock(&lock);
-    if (faces_free > FACES / 2 || (faces_free && faces_used == FACES * FACE_CHUNKS)) {
+    if (faces_used < FACES) {
+        face = &faces[faces_used++];
+    } else if (face_first) {
         face = face_first;
         face_first = face->next;
-        faces_free--;
-    } else if (faces_used < FACES * FACE_CHUNKS) {
-        struct face* chunk = atomic_load(&face_chunks[faces_used / FACES]);
-        if (!chunk) {
-            chunk = calloc(FACES, sizeof *chunk);
-            atomic_store(&face_chunks[faces_used / FACES], chunk);
-        }
-        if (chunk)
-            face = chunk + faces_used++ % FACES;
     }
     if (face) {
         face->device = device;
@@ -305,14 +297,8 @@ static uintptr_t face_new(uint64_t handle, int device, int device_id)
 
 static struct face* known_face(uintptr_t address)
 {
-    for (int i = 0; i < FACE_CHUNKS; i++) {
-        uintptr_t chunk = (uintptr_t)atomic_load(&face_chunks[i]);
-        if (!chunk)
-            break;
-        if (address - chunk < FACES * sizeof(struct face))
-            return (address - chunk) % sizeof(struct face) ? NULL : (struct face*)address;
-    }
-    return NULL;
+    uintptr_t offset = address - (uintptr_t)faces;
+    return offset >= sizeof faces || offset % sizeof *faces ? NULL : (struct face*)address;
 }
 
 /* 0 for an address that is no live face. */
@@ -329,7 +315,7 @@ static void face_end(uintptr_t address)
         return;
     pthread_mutex_lock(&lock);
     face->next = NULL;
-    if (faces_free++)
+    if (face_first)
         face_last->next = face;
     else
         face_first = face;

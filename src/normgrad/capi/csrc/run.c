@@ -3,6 +3,13 @@
 
 #include <string.h>
 
+/* Enough scratch memory, where addresses reach: kernels count them in int64. */
+static int has_room(const struct normgrad_launch* launch, const void* workspace, uint64_t size)
+{
+    int64_t at = (int64_t)(intptr_t)workspace, needed = (int64_t)launch->workspace_bytes;
+    return size >= launch->workspace_bytes && (!needed || (at > 0 && at <= INT64_MAX - needed));
+}
+
 aclnnStatus normgrad_stage_two(int op, void* workspace, uint64_t workspace_size,
                                aclOpExecutor* executor, aclrtStream stream)
 {
@@ -12,7 +19,7 @@ aclnnStatus normgrad_stage_two(int op, void* workspace, uint64_t workspace_size,
     int32_t failed;
     if (!(launch = normgrad_take(handle, NORMGRAD_EXECUTOR)))
         return NORMGRAD_TO_PYTHON;
-    if (!launch->entry || launch->op != op || workspace_size < launch->workspace_bytes ||
+    if (!launch->entry || launch->op != op || !has_room(launch, workspace, workspace_size) ||
         (workspace_size > 0 && !workspace) ||
         (stream_handle && !normgrad_alive(stream_handle, NORMGRAD_STREAM))) {
         normgrad_host.handle_cancel(handle);
@@ -52,8 +59,7 @@ infiniStatus_t normgrad_infiniop(infiniopBatchNormBackwardDescriptor_t desc, voi
     *to_python = 1;
     if (!(launch = normgrad_take(handle, NORMGRAD_DESCRIPTOR)))
         return INFINI_STATUS_BAD_PARAM;
-    int right = launch->entry && workspace_size >= launch->workspace_bytes &&
-                (workspace || !launch->workspace_bytes) &&
+    int right = launch->entry && has_room(launch, workspace, workspace_size) &&
                 (!normgrad_tagged(stream_handle) ||
                  normgrad_alive(stream_handle, NORMGRAD_RT_STREAM));
     for (int i = 0; right && i < 8; i++) {

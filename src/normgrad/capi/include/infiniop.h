@@ -2,7 +2,8 @@
 #ifndef NORMGRAD_INFINIOP_H
 #define NORMGRAD_INFINIOP_H
 
-#include "infiniop/infiniop_base.h"
+#include "infiniop/handle.h"
 #include "infiniop/ops/batch_norm_backward.h"
+#include "infiniop/tensor_descriptor.h"
 
 #endif

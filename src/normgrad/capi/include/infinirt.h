@@ -19,7 +19,7 @@ typedef enum {
 
 infiniStatus_t infinirtInit(void);
 
-/* The device belongs to the calling thread; it is CPU 0 at first. */
+/* The device belongs to the calling thread; it is CPU 0 at first. Either pointer may be null. */
 infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id);
 infiniStatus_t infinirtGetDevice(infiniDevice_t* device, int* device_id);
 infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int* count);

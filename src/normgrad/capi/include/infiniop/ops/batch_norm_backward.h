@@ -2,7 +2,7 @@
 #ifndef NORMGRAD_INFINIOP_BATCH_NORM_BACKWARD_H
 #define NORMGRAD_INFINIOP_BATCH_NORM_BACKWARD_H
 
-#include "infiniop/infiniop_base.h"
+#include "infiniop/operator_descriptor.h"
 
 #ifdef __cplusplus
 extern "C" {
