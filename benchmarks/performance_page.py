@@ -55,42 +55,34 @@ def sizes(row: Row) -> str:
 
 def h200() -> Iterator[str]:
     """The GPU's part."""
-    run = read_json(RESULTS / "h200.json")
+    run, before = read_json(RESULTS / "h200.json"), read_json(RESULTS / "h200-before.json")
     rows, packages = run.rows, run.environment["packages"]
     wrong = sum(not row.verified for row in rows)
+    copies = [part["copy_gbps"] for part in run.settings["runs"]]
     yield "# Performance"
     yield "## On an NVIDIA H200"
     yield (
-        f"`normgrad bench --backend cuda --suite h200`, {run.settings['started']}, "
-        f"{run.environment['gpu']}, torch {packages['torch']}, Triton {packages['triton']}, "
-        f"Liger {packages['liger-kernel']}, FlagGems {packages['flag-gems']}. Copy "
-        f"{run.copy_gbps:.0f} GB/s (read plus written). Medians, L2 written over before every "
-        f"run, every result checked against float64 first; {wrong or 'none'} of ours was wrong. "
-        "*Share*: of what the copy speed allows for reading x and dy once and writing dx once. "
-        "Peers: their time over ours, both allocating; under 1 they are faster. `!`: the peer's "
-        "result was outside 16 times the budget. *Host*: Python's time for a call, ours and "
-        "torch's, both allocating."
-    )
-    later, other = run.settings["later_run"], run.settings["other_run"]
-    least, greatest = min(later["copy_gbps"]), max(later["copy_gbps"])
-    yield ""
-    yield (
-        f"{later['rows']} rows are of {later['started']} and the minutes after (copies {least:.0f} "
-        f"and {greatest:.0f} GB/s), with kernels of that day and without FlagGems: batch norm "
-        "channels-last, of 131072x256, and of 256x64x112x112 in float32; group norm channels-last, "
-        "of the largest images, and those whose kernels were new. Other kernels are to the "
-        "instruction those of the run above (29 compared)."
+        "`normgrad bench --backend cuda --suite h200`, one operator after another from "
+        f"{run.settings['started']} on, {run.environment['gpu']}, torch {packages['torch']}, "
+        f"Triton {packages['triton']}, Liger {packages['liger-kernel']}. Copies "
+        f"{min(copies):.0f} to {max(copies):.0f} GB/s (read plus written). Medians, L2 written "
+        f"over before every run, every result checked against float64 first; {wrong or 'none'} of "
+        "ours was wrong. *Share*: of what the copy speed allows for reading x and dy once and "
+        "writing dx once. Peers: their time over ours, both allocating; under 1 they are faster. "
+        "*Host*: Python's time for a call, ours and torch's, both allocating."
     )
     yield ""
     yield (
-        f"{other['rows']} rows, group norm 64x256x56x56 channels-last, are of "
-        f"{other['started']} (copy {other['copy_gbps']:.0f} GB/s) and older kernels: the time on "
-        "the machine ended before the last bench had come to them. On 2026-11-18 at 07:16 UTC, "
-        "timed alone, the kernels of today took 88 us in bfloat16 and 164 in float32 (copy 4199 "
-        "GB/s)."
+        "In italics: peers that this run did not time, over ours of then, from runs of "
+        f"{before.settings['started']} and 2026-11-18 08:11 UTC "
+        "(`benchmarks/results/h200-before.json`): FlagGems "
+        f"{before.environment['packages']['flag-gems']}, which lacked a package this time, what "
+        "would have taken longer to prepare than there was time, and those whose result is outside "
+        "16 times the budget (`!`)."
     )
     yield ""
-    yield middle(rows)
+    known = {row.key: row for row in before.rows}
+    yield middle(rows, known)
     yield ""
     yield from goals(rows)
     yield ""
@@ -98,7 +90,7 @@ def h200() -> Iterator[str]:
     yield ""
     yield "The picture of it: `benchmarks/results/h200.png`."
     yield ""
-    yield from table(rows)
+    yield from table(rows, known)
     yield ""
     yield from odd_planes()
 
@@ -116,9 +108,11 @@ def odd_planes() -> Iterator[str]:
     yield from table(run.rows)
 
 
-def table(rows: list[Row]) -> Iterator[str]:
-    """Every row, with the peers that took part."""
-    peers = [peer for peer in PEERS if any(row.peer_ms(peer, wrong_too=True) for row in rows)]
+def table(rows: list[Row], before: dict[str, Row] | None = None) -> Iterator[str]:
+    """Every row, with the peers that took part, in this run or one before."""
+    before = before or {}
+    timed = [*rows, *before.values()]
+    peers = [peer for peer in PEERS if any(row.peer_ms(peer, wrong_too=True) for row in timed)]
     yield "| op | shape | type | layout | ms | share | host us | " + " | ".join(peers) + " |"
     yield "|" + "---|" * (7 + len(peers))
     for row in sorted(rows, key=lambda one: (one.op, one.layout, one.dtype)):
@@ -131,21 +125,26 @@ def table(rows: list[Row]) -> Iterator[str]:
             f"{row.median_ms:.4f}",
             f"{share(row):.0%}",
             f"{row.host_us:.0f}" + (f" / {theirs:.0f}" if theirs else ""),
-            *(ratio(row, peer) for peer in peers),
+            *(ratio(row, peer, before.get(row.key)) for peer in peers),
         ]
         yield "| " + " | ".join(cells) + " |"
 
 
-def middle(rows: list[Row]) -> str:
+def middle(rows: list[Row], before: dict[str, Row]) -> str:
     """Ours and torch's share in the middle of all rows."""
     ours = statistics.median(share(row) for row in rows)
-    times = [row.peer_ms("torch", wrong_too=True) for row in rows]
-    shares = [row.floor_ms / time for row, time in zip(rows, times, strict=True) if time]
-    torchs = statistics.median(shares)
+    shares = [torch_share(row) or torch_share(before[row.key]) for row in rows]
+    torchs = statistics.median(filter(None, shares))
     text = f"In the middle of {len(rows)} rows ours is {ours:.0%}, torch's {torchs:.0%}."
     measured = {row.key for row in rows}
     left = [one.name for one in suite("h200", "cuda") if Row.of(one, "cuda").key not in measured]
     return text + (f" Time ran out before {len(left)}: {', '.join(left)}." if left else "")
+
+
+def torch_share(row: Row) -> float:
+    """What torch reaches of the floor; 0 where it was not timed."""
+    time = row.peer_ms("torch", wrong_too=True)
+    return row.floor_ms / time if time else 0.0
 
 
 def reach(row: Row) -> float:
@@ -230,10 +229,12 @@ def faster_peers(row: Row) -> Iterator[str]:
             yield f"{peer} {times:.2f}"
 
 
-def ratio(row: Row, peer: str) -> str:
-    """A peer's time over ours."""
+def ratio(row: Row, peer: str, before: Row | None = None) -> str:
+    """A peer's time over ours, or in italics that of a run before."""
     times = row.speedup(peer, wrong_too=True)
-    return "-" if times is None else f"{times:.2f}" + ("" if peer in row.peers else " !")
+    if times is None:
+        return "-" if before is None or (old := ratio(before, peer)) == "-" else f"*{old}*"
+    return f"{times:.2f}" + ("" if peer in row.peers else " !")
 
 
 def cpu() -> Iterator[str]:
