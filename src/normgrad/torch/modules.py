@@ -5,15 +5,17 @@ Each is a subclass of torch's: constructor, parameters, buffers and state dict a
 
 import math
 from contextlib import nullcontext
+from typing import Final
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 import normgrad.torch.forward_ops  # noqa: F401  (defines the operators)
 from normgrad.torch.forward import check_vectors
-from normgrad.torch.library import statistics_dtype
+from normgrad.torch.library import keys_of, statistics_dtype
 
 Tensor = torch.Tensor
 
@@ -83,11 +85,28 @@ class BatchNorm3d(nn.BatchNorm3d):
         return batch_norm(self, input)
 
 
+# What every call has, outside of inference mode and in it; traces, transforms and modes add theirs.
+_BY_DEFAULT: Final = (keys_of("BackendSelect", "ADInplaceOrView"), keys_of("BackendSelect"))
+
+
+def nobody_looks(input: Tensor) -> bool:
+    """Whether nothing will be differentiated, traced or transformed: torch's operator will do."""
+    return not (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or forward_ad._current_level >= 0
+        or input.__class__ is not Tensor
+        or torch._C._dispatch_tls_local_include_set().raw_repr() not in _BY_DEFAULT
+    )
+
+
 class LayerNorm(nn.LayerNorm):
     """``torch.nn.LayerNorm``."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over the last axes."""
+        if nobody_looks(input):  # 6 us instead of 12 of a small one, in the same bits
+            return super().forward(input)
         y: Tensor = torch.ops.normgrad.layer_norm.default(
             input, self.normalized_shape, self.weight, self.bias, self.eps
         )[0]
