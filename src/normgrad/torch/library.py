@@ -27,8 +27,7 @@ LIBRARY: Final[Any] = open_library("normgrad", "DEF")
 NARROW: Final = (torch.float16, torch.bfloat16)
 
 
-# By operator, then by the keys of a call that comes to the kernel once autograd is done with it.
-_KERNELS: Final[dict[str, dict[int, Callable[..., Any]]]] = {}
+_KERNELS: Final[dict[str, dict[str, Callable[..., Any]]]] = {}  # by operator, then by dispatch key
 
 
 def keys_of(*names: str) -> int:
@@ -48,8 +47,7 @@ def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..
     kernels = {"CPU": kernel, "CUDA": on_own_device(kernel)}
     for key, one in kernels.items():
         LIBRARY.impl(name, one, key)
-    # Any mode or wrapper has more keys.
-    _KERNELS[name] = {keys_of(key, f"Autograd{key}"): one for key, one in kernels.items()}
+    _KERNELS[name] = kernels
     torch.library.register_fake(f"normgrad::{name}", on_one_device(name, fake), lib=LIBRARY)
 
 
@@ -130,8 +128,11 @@ def differentiable(
         run = below_autograd(kernel)
         return run, plain(run)
 
-    # Straight to the kernel of plain tensors: the dispatcher takes 4 us to come there.
-    straight = {keys: roads(kernel) for keys, kernel in _KERNELS[name].items()}
+    # Straight to the kernel of plain tensors: the dispatcher takes 2 to 4 us to come there. A call
+    # under any mode, or of a wrapper, has more keys.
+    straight = {
+        keys_of(key, f"Autograd{key}"): roads(kernel) for key, kernel in _KERNELS[name].items()
+    }
     redispatched = forward, plain(forward)
 
     def autograd(keyset: Any, *args: Any) -> Any:
@@ -149,6 +150,47 @@ def differentiable(
     LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     # Inside torch.func's transforms the function itself is what they know how to take apart.
     LIBRARY.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
+
+
+# What every call has, outside of inference mode and in it; traces, transforms and modes add theirs.
+_BY_DEFAULT: Final = (keys_of("BackendSelect", "ADInplaceOrView"), keys_of("BackendSelect"))
+
+
+def nobody_looks(input: Tensor) -> bool:
+    """Whether a call on this will not be differentiated, traced or transformed."""
+    return not (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or forward_ad._current_level >= 0
+        or input.__class__ is not Tensor
+        or torch._C._dispatch_tls_local_include_set().raw_repr() not in _BY_DEFAULT
+    )
+
+
+_PLAIN: Final = frozenset((Tensor, torch.nn.Parameter, type(None), list, tuple, bool, int, float))
+
+
+def shortcut(name: str) -> Callable[..., Any]:
+    """The operator, for a backward pass: by its kernel alone where the operator would do no more.
+
+    Past the dispatcher: a small layer norm's training step takes 95 us instead of 103.
+    """
+    op = getattr(torch.ops.normgrad, name).default
+    complete = completion(name)
+    kernels = {
+        keys_of(key, "ADInplaceOrView", f"Autograd{key}", f"Autocast{key}"): kernel
+        for key, kernel in _KERNELS[name].items()
+    }
+
+    def call(dy: Tensor, x: Tensor, *args: Any) -> Any:
+        if nobody_looks(dy) and x.__class__ is Tensor and _PLAIN.issuperset(map(type, args)):
+            keys = torch._C._dispatch_keys(dy) | torch._C._dispatch_keys(x)
+            kernel = kernels.get(keys.raw_repr())
+            if kernel is not None:
+                return kernel(*complete((dy, x, *args)))
+        return op(dy, x, *args)
+
+    return call
 
 
 def on_one_device(operator: str, fake: Callable[..., Any]) -> Callable[..., Any]:
