@@ -6,6 +6,7 @@ import pytest
 import torch
 from closeness import assert_near
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import normgrad.torch as ours
@@ -65,6 +66,29 @@ def test_a_training_step_between_an_inference_and_its_backward(name, dtype):
         y.float().square().sum().backward()
         grads.append(leaf.grad)
     assert_near(grads[0], grads[1].double())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("by", [torch.Tensor.detach, lambda weight: weight.data])
+def test_instance_norm_keeps_its_weight_for_backward(by, training):
+    """Torch's does; ours raised an error, or read the new one where autograd was not told."""
+    grads = []
+    for where in (ours, nn):
+        module = where.InstanceNorm1d(4, affine=True, track_running_stats=True).train(training)
+        leaf = torch.linspace(-1, 3, 60).reshape(3, 4, 5).square().requires_grad_()
+        loss = module(leaf).pow(3).sum()
+        by(module.weight).add_(1)
+        loss.backward()
+        grads.append(torch.cat((leaf.grad.flatten(), module.weight.grad)))
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+def test_a_pass_without_data_leaves_instance_norms_buffers_alone():
+    """They were multiplied by 1 - momentum: nothing of that is made up."""
+    module = ours.InstanceNorm1d(4, track_running_stats=True)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        module(mode.from_tensor(torch.randn(3, 4, 5)))
+    assert torch.equal(module.running_var, torch.ones(4))
 
 
 def test_inference_compares_no_buffers(monkeypatch):

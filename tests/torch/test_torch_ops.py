@@ -257,6 +257,7 @@ def test_gradients_of_each_sample_as_with_torch(kind):
         ("GroupNorm", (2, 4), True, True),
         ("InstanceNorm1d", (4, 1e-5, 0.1, True), True, True),
         ("InstanceNorm1d", (4, 1e-5, 0.1, True, True), False, False),
+        ("InstanceNorm1d", (4, 1e-5, 0.1, True, True), False, True),
     ],
 )
 def test_slices_of_vmap_are_laid_out_as_torchs(name, args, training, each):

@@ -34,6 +34,12 @@ def _unfold(tensor: Tensor | None, size: int, shape: Sequence[int]) -> Tensor | 
     return None if tensor is None else tensor.reshape(size, *shape)
 
 
+def _in_pieces(y: Tensor, size: int) -> Tensor:
+    """A result's slices, of channels side by side, each in one piece: callers may want a view."""
+    slices: Tensor = y.unflatten(1, (size, y.shape[1] // size))
+    return slices.movedim(1, 0).contiguous()
+
+
 def _axis(input: Tensor, dim: int | None, axis: int) -> int:
     return axis % (input.dim() - (dim is not None))
 
@@ -173,11 +179,11 @@ def batch_norm(size: int, dims: Dims, *args: Any) -> Ruled:
                     one.movedim(dim, 0).copy_(each)
     statistics = (mean.numel() // size,)
     results = (
-        y.unflatten(1, (size, y.shape[1] // size)),
+        _in_pieces(y, size),
         mean.reshape(size, *statistics),
         rstd.reshape(size, *statistics),
     )
-    return results, (1, 0, 0)
+    return results, (0, 0, 0)
 
 
 def layer_norm(size: int, dims: Dims, *args: Any) -> Ruled:
@@ -197,10 +203,7 @@ def layer_norm(size: int, dims: Dims, *args: Any) -> Ruled:
 
 
 def _as_samples(op: Any, size: int, dim: int | None, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The mapped axis is one more axis of samples, where all slices share their parameters.
-
-    Each slice of the result is in one piece, as without vmap: callers may want a view of it.
-    """
+    """The mapped axis is one more axis of samples, where all slices share their parameters."""
     x = _front(args[0], dim, size)
     y, *statistics = op(x.flatten(0, 1), *args[1:])
     return y.unflatten(0, x.shape[:2]), *statistics
@@ -221,7 +224,7 @@ def group_norm(size: int, dims: Dims, *args: Any) -> Ruled:
         eps,
     )
     results = (
-        y.unflatten(1, (size, y.shape[1] // size)).movedim(1, 0).contiguous(),
+        _in_pieces(y, size),
         mean.unflatten(1, (size, groups)),
         rstd.unflatten(1, (size, groups)),
     )

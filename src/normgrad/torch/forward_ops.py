@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import normgrad.torch.backward_ops  # noqa: F401  (defines the operators)
 from normgrad.torch import batching
 from normgrad.torch.forward import (
     Normalized,
@@ -28,6 +29,7 @@ from normgrad.torch.library import (
     memory_format,
     note_bias_type,
     require,
+    shortcut,
     statistics_dtype,
     weight_like_bias,
 )
@@ -90,6 +92,11 @@ def _fake_group(
     return _fake(x, group_format(x), (x.shape[0], groups))
 
 
+_batch_norm_backward = shortcut("batch_norm_backward")
+_layer_norm_backward = shortcut("layer_norm_backward")
+_group_norm_backward = shortcut("group_norm_backward")
+
+
 def _setup(
     ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *saved: Tensor | None
 ) -> None:
@@ -119,7 +126,7 @@ def _backward_batch(
     if dy is not None:
         mask = ctx.needs_input_grad[:3]
         statistics = (running_mean, running_var, mean, rstd)
-        dx, dgamma, dbeta = torch.ops.normgrad.batch_norm_backward.default(
+        dx, dgamma, dbeta = _batch_norm_backward(
             few_axes(dy), few_axes(x), weight, *statistics, ctx.training, ctx.eps, mask
         )
         dx = _like(x, dx)
@@ -150,7 +157,7 @@ def _backward_layer(
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = [ctx.needs_input_grad[index] for index in (0, 2, 3)]
-        call = _as_rows if x.dim() > MAX_RANK else torch.ops.normgrad.layer_norm_backward.default
+        call = _as_rows if x.dim() > MAX_RANK else _layer_norm_backward
         dx, dgamma, dbeta = call(dy, x, ctx.shape, mean, rstd, weight, bias, mask)
     if ctx.needs_input_grad[0]:
         dx = _through_statistics(dx, x, mean.shape, (mean, rstd), (dmean, drstd))
@@ -169,7 +176,7 @@ def _as_rows(
 ) -> tuple[Any, ...]:
     """Layer norm of more axes than the core takes."""
     rows, columns = mean.numel(), math.prod(shape)
-    dx, dgamma, dbeta = torch.ops.normgrad.layer_norm_backward.default(
+    dx, dgamma, dbeta = _layer_norm_backward(
         dy.reshape(rows, columns),
         x.reshape(rows, columns),
         [columns],
@@ -201,7 +208,7 @@ def _backward_group(
     dx = dgamma = dbeta = None
     if dy is not None:
         mask = ctx.needs_input_grad[:3]
-        dx, dgamma, dbeta = torch.ops.normgrad.group_norm_backward.default(
+        dx, dgamma, dbeta = _group_norm_backward(
             few_axes(dy), few_axes(x), mean, rstd, weight, ctx.groups, mask
         )
         dx = _like(x, dx)
