@@ -38,12 +38,15 @@ def _blocks(nbytes: int) -> Any:
 
 
 def take(nbytes: int) -> Any:
-    """A buffer of so many bytes that nobody else uses, with any content."""
+    """A buffer of at least so many bytes that nobody else uses, with any content.
+
+    Of whole huge pages: a type for each number of bytes would be kept for ever, 6 KB each.
+    """
     entry = _fitting(nbytes) if _room() and _kept else None
     if entry is None:
         entry = _map(-(-nbytes // _HUGE_PAGE) * _HUGE_PAGE)
     # By address: a buffer of the mapping's own would not let it go.
-    block = _blocks(nbytes).from_address(entry[1])
+    block = _blocks(entry[0]).from_address(entry[1])
     block.entry = entry
     return block
 

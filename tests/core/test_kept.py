@@ -54,6 +54,14 @@ def test_memory_much_larger_than_needed_is_left_alone():
     assert address(make()) != where
 
 
+def test_sizes_that_differ_a_little_share_a_type():
+    make(LARGE + 4)
+    before = kept._blocks.cache_info().currsize
+    for more in range(8, 80, 4):
+        assert make(LARGE + more).nbytes == LARGE + more
+    assert kept._blocks.cache_info().currsize == before
+
+
 def test_small_results_are_numpys_own():
     assert make(4096).flags.owndata
     assert not kept._kept
@@ -144,6 +152,7 @@ def test_torch_results():
     first = call()
     where, want = first.data_ptr(), first.clone()
     assert not first._is_view()
+    assert first.untyped_storage().nbytes() == first.nbytes
     part = first[:2]
     del first
     second = call()
