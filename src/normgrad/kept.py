@@ -52,11 +52,15 @@ def take(nbytes: int) -> Any:
 
 
 def _map(nbytes: int) -> _Entry:
-    if os.name != "posix":
-        memory = mmap.mmap(-1, nbytes)
-    else:
-        # Private: a forked child has its own from its first write on.
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Private: a forked child has its own from its first write on.
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
+    try:
+        memory = mmap.mmap(-1, nbytes, **private)
+    except OSError as error:
+        if _kept:  # it may be just what is missing
+            _kept.clear()
+            return _map(nbytes)
+        raise MemoryError(f"no memory for a result of {nbytes} bytes") from error
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     hostmem.ask_huge_pages(address, nbytes)
     return nbytes, address, memory

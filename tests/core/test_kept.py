@@ -83,6 +83,14 @@ def test_a_wish_that_is_none(monkeypatch):
         make()
 
 
+def test_memory_that_is_not_there_is_a_memory_error():
+    make()
+    assert len(kept._kept) == 1
+    with pytest.raises(MemoryError, match=f"no memory for a result of {1 << 55} bytes"):
+        make(1 << 55)
+    assert not kept._kept
+
+
 def test_threads_never_get_the_same():
     lock, held, wrong = threading.Lock(), set(), []
 
