@@ -4,6 +4,7 @@ NumPy's own ``from_dlpack`` knows no bfloat16; this does, and it copies nothing.
 """
 
 import ctypes
+import math
 from typing import Any, Final
 
 from normgrad.errors import ArrayTypeError
@@ -110,12 +111,18 @@ def read(array: Any, name: str, *, own: bool = False) -> tuple[TensorSpec, int, 
     if _is_valid(capsule, b"dltensor_versioned"):
         address = _get_pointer(capsule, b"dltensor_versioned")
         managed = _ManagedVersioned.from_address(address)
+        if managed.major != 1:  # whose fields may lie elsewhere
+            version = f"version {managed.major}.{managed.minor}"
+            raise ArrayTypeError(name, "must be lent by DLPack 1.0, as was asked for", version)
         tensor, writable = managed.tensor, not managed.flags & (_READ_ONLY | _COPIED)
     elif _is_valid(capsule, b"dltensor"):
         tensor = _Managed.from_address(_get_pointer(capsule, b"dltensor")).tensor
     else:
-        raise ArrayTypeError(name, "must give a DLPack capsule", type(capsule).__name__)
+        raise ArrayTypeError(name, "must give an unused DLPack capsule", type(capsule).__name__)
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    if not tensor.data and math.prod(shape):
+        got = f"a {type(array).__name__} of shape {shape} without"
+        raise ArrayTypeError(name, "must have data in memory", got)
     dtype = _dtype_name(tensor.dtype)
     if tensor.strides:
         strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim))

@@ -38,22 +38,29 @@ def _blocks(nbytes: int) -> Any:
 
 
 def take(nbytes: int) -> Any:
-    """A buffer of so many bytes that nobody else uses, with any content."""
+    """A buffer of at least so many bytes that nobody else uses, with any content.
+
+    Of whole huge pages: a type for each number of bytes would be kept for ever, 6 KB each.
+    """
     entry = _fitting(nbytes) if _room() and _kept else None
     if entry is None:
         entry = _map(-(-nbytes // _HUGE_PAGE) * _HUGE_PAGE)
     # By address: a buffer of the mapping's own would not let it go.
-    block = _blocks(nbytes).from_address(entry[1])
+    block = _blocks(entry[0]).from_address(entry[1])
     block.entry = entry
     return block
 
 
 def _map(nbytes: int) -> _Entry:
-    if os.name != "posix":
-        memory = mmap.mmap(-1, nbytes)
-    else:
-        # Private: a forked child has its own from its first write on.
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Private: a forked child has its own from its first write on.
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
+    try:
+        memory = mmap.mmap(-1, nbytes, **private)
+    except OSError as error:
+        if _kept:  # it may be just what is missing
+            _kept.clear()
+            return _map(nbytes)
+        raise MemoryError(f"no memory for a result of {nbytes} bytes") from error
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     hostmem.ask_huge_pages(address, nbytes)
     return nbytes, address, memory

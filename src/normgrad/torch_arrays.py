@@ -77,7 +77,9 @@ def in_kept(shape: Any, strides: Any, dtype: torch.dtype, nbytes: int) -> torch.
     """A large tensor on the host."""
     # In place: a tensor of its own, not a view of one. With cold caches every operator counts,
     # about 20 us each.
-    return torch.frombuffer(kept.take(nbytes), dtype=dtype).as_strided_(shape, strides)
+    count = nbytes // dtype.itemsize
+    flat = torch.frombuffer(kept.take(nbytes), dtype=dtype, count=count)
+    return flat.as_strided_(shape, strides)
 
 
 class TorchKind:

@@ -123,6 +123,22 @@ class Packed(Foreign):
         return capsule
 
 
+class Gone(Foreign):
+    def __dlpack__(self, **options):
+        capsule = super().__dlpack__()
+        managed = dlpack._Managed.from_address(dlpack._get_pointer(capsule, b"dltensor"))
+        managed.tensor.data = None
+        return capsule
+
+
+class Later(NoConsumer):
+    def __dlpack__(self, **options):
+        capsule = X.__dlpack__(max_version=(1, 0))
+        at = dlpack._get_pointer(capsule, b"dltensor_versioned")
+        dlpack._ManagedVersioned.from_address(at).major = 2
+        return capsule
+
+
 T, V = TypeError, ValueError
 ROWS = [
     # arrays
@@ -138,7 +154,9 @@ ROWS = [
     ("batch", V, "input must be on the CPU or an NVIDIA GPU, got device meta", {"input": META}),
     ("batch", V, "grad_out must be on the CPU or an NVIDIA GPU, got DLPack device type 8, number 0", {"grad_out": Elsewhere()}),
     ("batch", T, "grad_out must be readable through DLPack, got a Broken that says BufferError: not today", {"grad_out": Broken()}),
-    ("batch", T, "grad_out must give a DLPack capsule, got str", {"grad_out": NoCapsule()}),
+    ("batch", T, "grad_out must give an unused DLPack capsule, got str", {"grad_out": NoCapsule()}),
+    ("batch", T, r"grad_out must have data in memory, got a Gone of shape \(2, 4, 3\) without", {"grad_out": Gone.of(X, "float32")}),
+    ("batch", T, "grad_out must be lent by DLPack 1.0, as was asked for, got version 2.0", {"grad_out": Later()}),
     ("batch", T, "input must come from a library with from_dlpack, .* got a NoConsumer", {"input": NoConsumer(), "out": None}),
     # types
     ("batch", T, f"input must be of type {FLOAT_NAMES}, got int32", {"input": X.astype(np.int32)}),

@@ -54,6 +54,14 @@ def test_memory_much_larger_than_needed_is_left_alone():
     assert address(make()) != where
 
 
+def test_sizes_that_differ_a_little_share_a_type():
+    make(LARGE + 4)
+    before = kept._blocks.cache_info().currsize
+    for more in range(8, 80, 4):
+        assert make(LARGE + more).nbytes == LARGE + more
+    assert kept._blocks.cache_info().currsize == before
+
+
 def test_small_results_are_numpys_own():
     assert make(4096).flags.owndata
     assert not kept._kept
@@ -73,6 +81,14 @@ def test_a_wish_that_is_none(monkeypatch):
     kept._room.cache_clear()
     with pytest.raises(ValueError, match="NORMGRAD_KEEP_MB must be a number of megabytes"):
         make()
+
+
+def test_memory_that_is_not_there_is_a_memory_error():
+    make()
+    assert len(kept._kept) == 1
+    with pytest.raises(MemoryError, match=f"no memory for a result of {1 << 55} bytes"):
+        make(1 << 55)
+    assert not kept._kept
 
 
 def test_threads_never_get_the_same():
@@ -144,6 +160,7 @@ def test_torch_results():
     first = call()
     where, want = first.data_ptr(), first.clone()
     assert not first._is_view()
+    assert first.untyped_storage().nbytes() == first.nbytes
     part = first[:2]
     del first
     second = call()

@@ -150,6 +150,30 @@ def test_beside_torch_threads(monkeypatch):
         thread.join(20)
 
 
+@pytest.mark.parametrize("rows", [9, 3000])  # in the caller alone, with helpers or torch's threads
+@pytest.mark.parametrize("teams", [0, 1000])
+def test_a_caller_who_flushes_subnormals_gets_the_same_bits(rows, teams, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("NORMGRAD_NUM_THREADS", "2")
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((rows, 100)).astype(np.float32)
+    dy = (1e-39 * rng.standard_normal(x.shape)).astype(np.float32)
+    line = np.ones(rows, np.float32)
+
+    def bits():
+        monkeypatch.setattr(team.TEAM.turns, "left", teams)
+        return [one.tobytes() for one in functional.layer_norm_backward(dy, x, 100, line, line)]
+
+    want = bits()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    try:
+        assert bits() == want
+        assert not (torch.tensor(1e-39) * 1).item()  # the caller's mode is as it was
+    finally:
+        torch.set_flush_denormal(False)
+
+
 # What is compiled soonest: 2 s, other requests 4 to 9.
 SMALL = """
 import numpy as np

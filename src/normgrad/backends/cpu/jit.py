@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numba
+from llvmlite import binding
 from numba import types
 
 from normgrad import forks
@@ -45,26 +47,50 @@ def compiled(signature: Any, function: Callable[..., int]) -> Any:
     """A function with a C address, taken from the disk cache where it is there."""
     with _lock:  # Numba reads the folder from a global setting, when it is asked to cache
         folder = cache_folder()
+        own = folder and folder / _digest(_identity(function).encode())
         before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(folder or "")
+        numba.config.CACHE_DIR = str(own or "")
         try:
-            return numba.cfunc(
-                signature, cache=folder is not None, error_model="numpy", fastmath={"contract"}
-            )(function)
+            if own:
+                try:
+                    return _compile(signature, function, cache=True)
+                except Exception:  # the disk is full, or a file was cut short: pickle raises any
+                    shutil.rmtree(own, ignore_errors=True)  # or every process would meet it
+            return _compile(signature, function, cache=False)
         finally:
             numba.config.CACHE_DIR = before
+
+
+def _compile(signature: Any, function: Callable[..., int], *, cache: bool) -> Any:
+    return numba.cfunc(signature, cache=cache, error_model="numpy", fastmath={"contract"})(function)
+
+
+def _identity(function: Callable[..., int]) -> str:
+    """What tells a function from all others: where it stands, and the formats that it is for.
+
+    Each has a folder of its own. Numba numbers the files of all formats in one index, without a
+    lock: two processes that save at once take the same number, and a third runs the wrong kernel.
+    """
+    cells = getattr(function, "__closure__", None) or ()
+    formats = [cell.cell_contents for cell in cells]
+    return f"{function.__module__}.{function.__qualname__} {formats}"
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 @functools.cache
 def cache_folder() -> Path | None:
     """Where compiled kernels are kept: the first of three places that can be written.
 
-    The folder's name carries a digest of these sources: another version never reads it.
+    The folder's name carries a digest of these sources, of Numba's version and of the processor:
+    no other version reads it, and no other machine with the same home.
     """
-    digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(source.read_bytes())
-    name = f"normgrad-cpu-{digest.hexdigest()[:16]}"
+    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))]
+    host = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    target = f"{numba.__version__} {host} {numba.config.CPU_NAME} {numba.config.CPU_FEATURES}"
+    name = f"normgrad-cpu-{_digest(*sources, target.encode())}"
     if numba.config.CACHE_DIR:
         own = Path(numba.config.CACHE_DIR)
     elif (caches := os.environ.get("XDG_CACHE_HOME")) and Path(caches).is_absolute():

@@ -6,7 +6,7 @@ finds everything taken and touches nothing else. Without ``sync`` the calling th
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.vectors import add_atomic, call_task, pause
+from normgrad.backends.cpu.vectors import add_atomic, call_task, pause, set_arithmetic
 
 # Counters of each phase, a cache line apart from the next phase's: tasks done, tasks taken of each
 # part.
@@ -17,6 +17,8 @@ SYNC_BYTES = SYNC_STRIDE * slots.MAX_PHASES
 LOOKS = 64
 # Tasks before the end of a phase from which on none is taken before it is begun.
 RESERVED = 4
+# To nearest, no traps, subnormals are numbers: as threads of x86 begin.
+PLAIN = 0x1F80
 
 
 def drive(params, addresses, workspace, sync):
@@ -27,6 +29,19 @@ def drive(params, addresses, workspace, sync):
 @jit.inner
 def share(params, addresses, workspace, sync, patience, part, parts):
     """`drive`; with some patience who looks so often for others to end a phase leaves.
+
+    All threads compute alike: with torch.set_flush_denormal(True), which is about the caller's own,
+    bits depended on who took which task.
+    """
+    before = set_arithmetic(PLAIN)
+    status = take_tasks(params, addresses, workspace, sync, patience, part, parts)
+    set_arithmetic(before)
+    return status
+
+
+@jit.inner
+def take_tasks(params, addresses, workspace, sync, patience, part, parts):
+    """The phases as one thread sees them.
 
     With several parts a thread begins in its own part of the tasks and then helps in the others:
     what it had in its cache after the last call it finds there again.

@@ -5,6 +5,7 @@ import sys
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from normgrad.backends.cpu.vectors.conversions import I32, I64, X86, call, pointer
@@ -132,6 +133,29 @@ def moment(typingctx, clock):
         call(builder, "clock_gettime", I32, [builder.trunc(arguments[0], I32), time])
         seconds, rest = (builder.load(builder.gep(time, [I32(0), I32(at)])) for at in (0, 1))
         return builder.add(builder.mul(seconds, I64(10**9)), rest)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def set_arithmetic(typingctx, wanted):
+    """How this thread rounds, traps and flushes subnormals from now on; how it did until now.
+
+    To look takes 1 ns, which is nearly always all; elsewhere than on x86 nothing is changed.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        if not X86:
+            return arguments[0]
+        place = cgutils.alloca_once(builder, I32)  # not in a loop: helpers never return
+        pointer_to = builder.bitcast(place, ir.IntType(8).as_pointer())
+        call(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), [pointer_to])
+        before, after = builder.load(place), builder.trunc(arguments[0], I32)
+        builder.store(after, place)
+        modes = builder.and_(builder.xor(before, after), I32(0xFFC0))  # the others tell what was
+        with builder.if_then(builder.icmp_unsigned("!=", modes, I32(0)), likely=False):
+            call(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), [pointer_to])
+        return builder.zext(before, I64)
 
     return types.int64(types.int64), codegen
 

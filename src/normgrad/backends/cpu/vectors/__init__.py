@@ -37,6 +37,7 @@ move = _MEMORY.move
 pause = _THREADS.pause
 prefetch = _MEMORY.prefetch
 read = _MEMORY.read
+set_arithmetic = _THREADS.set_arithmetic
 size_of = _NUMBERS.size_of
 splat = _NUMBERS.splat
 splat_pair = _NUMBERS.splat_pair

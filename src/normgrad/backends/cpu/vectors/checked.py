@@ -227,3 +227,8 @@ def fence() -> None:
 
 def pause(give_way: bool) -> None:
     """Nobody to wait for."""
+
+
+def set_arithmetic(wanted: int) -> int:
+    """It stays NumPy's."""
+    return wanted
