@@ -43,6 +43,7 @@ REQUESTS = (
     ("group_norm", (64, 64, 56, 56), "contiguous", "bfloat16"),  # by bulk copies
     ("batch_norm", (8, 20, 512, 512), "contiguous", "float32"),  # the same, in 20 rounds
     ("group_norm", (4, 64, 32, 32), "channels-last", "float32"),
+    ("group_norm", (1, 64, 512, 512), "channels-last", "float32"),  # streams, fetched
     ("group_norm", (80, 64, 40, 40), "channels-last", "bfloat16"),
     ("group_norm", (3, 320, 64, 64), "channels-last", "float16"),  # groups in several blocks
     ("batch_norm", (32, 12, 40, 40), "channels-last", "bfloat16"),  # copies of 8 bytes

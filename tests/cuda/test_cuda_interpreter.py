@@ -297,6 +297,7 @@ few = lambda cut: held(cut) and cut.tiles - cut.held <= 5
 many = lambda cut: held(cut) and cut.tiles - cut.held > 5
 full = lambda cut: held(cut) and cut.tiles > cut.depth
 again = lambda cut: streams(cut) and cut.rounds > 1
+alike = lambda cut: again(cut) and cut.whole and cut.fetched > 0
 # The next slab is asked for when the sums are published, or the L2 cache is to fetch it then.
 late = lambda cut: held(cut) and cut.late
 fetched = lambda cut: held(cut) and cut.fetched > 0
@@ -310,6 +311,7 @@ compare((350, 40), None, (one, two, many, again), "f2")
 for dtype in ("f4", "f2"):
     compare((350, 40), None, (late,), dtype)
     compare((380, 40), None, (fetched,), dtype)
+    compare((3, 16, 600), 2, (alike,), dtype)
 compare((3, 24, 330), 2, (late,))
 compare((3, 20, 7, 11), None, (whole,))
 compare((2, 40, 5, 9), 4, (streams, pieces))

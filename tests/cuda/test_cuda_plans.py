@@ -286,6 +286,27 @@ def test_slabs_of_51_megabytes_stay_on_an_h200_and_stream_on_an_a100():
     assert found["a100"].kernel == "column_streams.column_streams"
 
 
+@pytest.mark.parametrize(
+    ("request_", "tiles"),
+    [
+        (("batch_norm", "131072x256", "bfloat16"), (9, 10, 0)),
+        (("batch_norm", "131072x256", "float32"), (11, 10, 0)),
+        (("batch_norm", "20x6x65536", "float32", "channels-last"), (8, 10, 0)),  # copies of 8 bytes
+        (("group_norm", "1x512x512x512", "bfloat16", "channels-last"), (10, 10, 3)),
+        (("group_norm", "1x512x512x512", "float32", "channels-last"), (11, 11, 3)),
+        (("group_norm", "1x480x256x256", "float32", "channels-last"), (9, 11, 0)),
+    ],
+    ids=str,
+)
+def test_how_much_of_a_stream_stays(request_, tiles):
+    """In registers, in shared memory; and what the L2 cache is to fetch of the next slab."""
+    (step,) = (one for one in launches(plan(*request_)) if one.kernel in COLUMN_KERNELS)
+    sizes = dict(step.constants)
+    assert step.kernel == "column_streams.column_streams"
+    assert tuple(sizes[name] for name in ("HELD", "FIXED", "FETCHED")) == tiles
+    assert sizes["DEPTH"] == 3
+
+
 def test_a_launch_starts_early_only_behind_what_it_may_overtake(known):
     """What comes before must write nothing that is read before the wait: words, or all of it."""
     device, found = known
