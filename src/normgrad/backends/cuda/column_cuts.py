@@ -336,11 +336,8 @@ def _stretched(made: Cut, data: Slabs, device: Device) -> Cut:
     if made.block.registers < _ALL_REGISTERS or data.align * data.itemsize < _VECTOR:
         return made  # copies of less than 16 bytes take registers
     few = made.whole and made.bins > 1  # registers; one group in a block takes more of them
-    if data.itemsize == 2:
-        held = 10 if few else 9
-    else:
-        held = 11 if few or data.group == 1 else 9
-    block = replace(made.block, held=held)
+    held = {2: 10 if few else 9, 4: 11 if few or data.group == 1 else 9}
+    block = replace(made.block, held=held[data.itemsize])
     more = replace(block, chunks=block.chunks + 1)
     if data.group > 1 and _per(device, more, made.cols):
         block = more
