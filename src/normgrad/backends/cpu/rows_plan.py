@@ -77,7 +77,6 @@ def rows(program: "Program") -> None:
             program.phase("spread_gamma", groups, program.flat, argument=gamma_slot)
     if wants:
         params[slots.AT_PARTS] = program.reserve(blocks * 2 * columns * program.sum_flat.itemsize)
-        params[slots.AT_SUMS] = program.reserve(groups * columns * 8)
     work = ceil_div(blocks, params[slots.PER_TASK])
     params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * FACTORS)  # four rows' at a time
     formats = program.format, program.flat, program.sum_format, program.sum_flat
@@ -115,7 +114,6 @@ def _strips(program: "Program", columns: int) -> None:
     params[slots.PIECE] = sizes.ROW_STRIP
     params[slots.BLOCKS] = 1
     params[slots.AT_PARTS] = program.reserve(2 * columns * program.flat.itemsize)
-    params[slots.AT_SUMS] = program.reserve(columns * 8)
     params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * FACTORS)
     program.phase("row_strips", work, program.format, program.flat)
     params[slots.CHUNK] = sizes.JOINED_COLUMNS

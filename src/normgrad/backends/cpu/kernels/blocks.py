@@ -6,12 +6,12 @@ into one float32 row, blocks are joined in float64, and a second pass over the r
 
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.kernels.columns import add_rows, fill, write_rows
+from normgrad.backends.cpu.kernels.entries import entries, inverse_deviations, put_entries
 from normgrad.backends.cpu.kernels.scalar import (
     count,
     entry,
     inverse_deviation,
     place,
-    put,
     read_any,
     slope_and_offset,
 )
@@ -23,6 +23,7 @@ from normgrad.backends.cpu.vectors import (
     load_part,
     read,
     size_of,
+    splat,
     store_part,
     store_rounded,
     widen,
@@ -193,37 +194,37 @@ def join_columns(flat, params, workspace, sample, first, last):
 
 @jit.inner
 def channel_factors(flat, params, addresses, workspace, first, last):
-    """Batch norm: results and factors of some channels from their sums."""
-    width = params[slots.WIDTH]
-    sums = workspace + params[slots.AT_SUMS]
-    factors = workspace + params[slots.AT_COEFFICIENTS]
-    span = width * size_of(flat)
-    elements = count(params, workspace)
-    own = params[slots.SUM_DY] != 0
-    for column in range(first, last):
-        rstd = inverse_deviation(params, addresses, workspace, column)
-        sum_dy = 0.0
-        sum_xmu = 0.0
-        if own:
-            for folded in range(params[slots.FOLDED]):
-                at = sums + (folded * params[slots.COLUMNS] + column) * 8
-                sum_dy += read(F64, at)
-                sum_xmu += read(F64, at + width * 8)
-            put(params, addresses, workspace, slots.SUM_DY_VECTOR, column, sum_dy)
-            put(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, sum_xmu)
-            put(params, addresses, workspace, slots.DGAMMA, column, sum_xmu * rstd)
-            put(params, addresses, workspace, slots.DBETA, column, sum_dy)
+    """Batch norm: results and factors of some channels from their sums, eight at a time."""
+    span = params[slots.WIDTH] * size_of(flat)
+    elements = splat(F64, count(params, workspace))
+    for column in range(first, last, lanes(F64)):
+        part = min(lanes(F64), last - column)
+        rstd = inverse_deviations(params, addresses, workspace, column, part)
+        sum_dy, sum_xmu = zero(F64), zero(F64)
+        if params[slots.SUM_DY]:
+            at = workspace + params[slots.AT_SUMS] + column * 8
+            for _ in range(params[slots.FOLDED]):
+                sum_dy = sum_dy + load_part(F64, at, part)
+                sum_xmu = sum_xmu + load_part(F64, at + params[slots.WIDTH] * 8, part)
+                at += params[slots.COLUMNS] * 8
+            put_entries(params, addresses, workspace, slots.SUM_DY_VECTOR, column, sum_dy, part)
+            put_entries(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, sum_xmu, part)
+            put_entries(params, addresses, workspace, slots.DGAMMA, column, sum_xmu * rstd, part)
+            put_entries(params, addresses, workspace, slots.DBETA, column, sum_dy, part)
+        elif params[slots.CORRECTION] == slots.GIVEN_CORRECTION:
+            sum_dy = entries(params, addresses, workspace, slots.SUM_DY_VECTOR, column, part, 0.0)
+            sum_xmu = entries(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, part, 0.0)
         if params[slots.WRITE_DX]:
-            if params[slots.CORRECTION] == slots.GIVEN_CORRECTION:
-                sum_dy = entry(params, addresses, workspace, slots.SUM_DY_VECTOR, column, 0.0)
-                sum_xmu = entry(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, 0.0)
-            gamma = entry(params, addresses, workspace, slots.GAMMA, column, 1.0)
-            b, c = slope_and_offset(params, False, rstd, gamma, elements, sum_dy, sum_xmu)
-            for folded in range(params[slots.FOLDED]):
-                at = factors + (folded * params[slots.COLUMNS] + column) * size_of(flat)
-                write(flat, at + span, rstd * gamma)
-                write(flat, at + 2 * span, b)
-                write(flat, at + 3 * span, c)
+            a = rstd * entries(params, addresses, workspace, slots.GAMMA, column, part, 1.0)
+            b, c = zero(F64), zero(F64)
+            if params[slots.CORRECTION] != slots.NO_CORRECTION:
+                b, c = slope_and_offset(a, rstd, elements, sum_dy, sum_xmu)
+            at = workspace + params[slots.AT_COEFFICIENTS] + column * size_of(flat)
+            for _ in range(params[slots.FOLDED]):
+                store_rounded(flat, at + span, a, part)
+                store_rounded(flat, at + 2 * span, b, part)
+                store_rounded(flat, at + 3 * span, c, part)
+                at += params[slots.COLUMNS] * size_of(flat)
 
 
 @jit.inner
@@ -256,7 +257,7 @@ def group_factors(flat, params, addresses, workspace, sample, first, last):
                 write(flat, factors + span + column * size_of(flat), rstd * gamma)
         if writing:
             sum_dy, sum_xmu = completed(sum_dy, rest_dy), completed(sum_xmu, rest_xmu)
-            b, c = slope_and_offset(params, True, rstd, 1.0, elements, sum_dy, sum_xmu)
+            b, c = slope_and_offset(rstd, rstd, elements, sum_dy, sum_xmu)
             at = factors + 2 * span + group * channels * size_of(flat)
             for _ in range(channels):
                 write(flat, at, b)
@@ -277,10 +278,13 @@ def spread(flat, params, addresses, workspace, sample):
             for _ in range(channels):
                 write(flat, target, mean)
                 target += size_of(flat)
-    else:
-        for column in range(params[slots.WIDTH]):
-            mean = entry(params, addresses, workspace, slots.MEAN, column % columns, 0.0)
-            write(flat, target + column * size_of(flat), mean)
+        return
+    for column in range(0, columns, lanes(F64)):
+        part = min(lanes(F64), columns - column)
+        mean = entries(params, addresses, workspace, slots.MEAN, column, part, 0.0)
+        for folded in range(params[slots.FOLDED]):
+            there = target + (folded * columns + column) * size_of(flat)
+            store_rounded(flat, there, mean, part)
 
 
 def spread_means(flat):
@@ -375,16 +379,16 @@ def join_samples():
         for row in range(2):
             at = sums + (row * columns + first) * 8
             left = paired(F64, at, samples, 2 * columns * 8, last - first)
-        for column in range(first, last):
-            dgamma = 0.0
-            dbeta = 0.0
+        for column in range(first, last, lanes(F64)):
+            part = min(lanes(F64), last - column)
+            dgamma, dbeta = zero(F64), zero(F64)
             at = sums + column * 8
             for _ in range(left):
-                dbeta += read(F64, at)
-                dgamma += read(F64, at + columns * 8)
+                dbeta = dbeta + load_part(F64, at, part)
+                dgamma = dgamma + load_part(F64, at + columns * 8, part)
                 at += 2 * columns * 8
-            put(params, addresses, workspace, slots.DGAMMA, column, dgamma)
-            put(params, addresses, workspace, slots.DBETA, column, dbeta)
+            put_entries(params, addresses, workspace, slots.DGAMMA, column, dgamma, part)
+            put_entries(params, addresses, workspace, slots.DBETA, column, dbeta, part)
         return 0
 
     return join_samples_task

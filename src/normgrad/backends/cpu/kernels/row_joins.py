@@ -3,11 +3,11 @@
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.kernels.blocks import four_joined, joined, paired
 from normgrad.backends.cpu.kernels.columns import fill
-from normgrad.backends.cpu.kernels.scalar import entry, place, put, write_any
+from normgrad.backends.cpu.kernels.entries import put_entries
+from normgrad.backends.cpu.kernels.scalar import entry, place, put
 from normgrad.backends.cpu.vectors import (
     lanes,
     load_part,
-    read,
     size_of,
     store_rounded,
     total,
@@ -19,10 +19,6 @@ from normgrad.backends.cpu.vectors.formats import (
     BF16_CODE,
     F16,
     F16_CODE,
-    F32,
-    F32_CODE,
-    F64,
-    F64_CODE,
 )
 
 
@@ -64,30 +60,6 @@ def spread_gamma(flat):
     return spread_gamma_task
 
 
-@jit.inner
-def put_lanes(params, addresses, workspace, slot, column, values, part, scratch):
-    """Write some elements of a result from float64 lanes, if it is wanted."""
-    code = params[slot + slots.CODE]
-    step = params[slot + slots.STRIDE]
-    if code < 0:
-        return
-    target = place(params, addresses, workspace, slot) + column * step
-    if code == F32_CODE and step == 4:
-        store_rounded(F32, target, values, part)
-    elif code == BF16_CODE and step == 2:
-        store_rounded(BF16, target, values, part)
-    elif code == F16_CODE and step == 2:
-        store_rounded(F16, target, values, part)
-    elif code == F64_CODE and step == 8:
-        store_rounded(F64, target, values, part)
-    else:
-        store_rounded(F64, scratch, values, part)
-        for _ in range(part):
-            write_any(code, target, read(F64, scratch))
-            target += step
-            scratch += 8
-
-
 def join_rows(flat):
     """The task that joins the blocks of some columns and writes their parameter gradients."""
 
@@ -99,7 +71,6 @@ def join_rows(flat):
         first = index % params[slots.CHUNKS] * params[slots.CHUNK]
         last = min(first + params[slots.CHUNK], columns)
         before = group * columns  # columns of other groups
-        scratch = workspace + params[slots.AT_SUMS] + before * 8
         at = workspace + params[slots.AT_PARTS] + 2 * before * size_of(flat)
         width = lanes(flat)
         for slot in (slots.DBETA, slots.DGAMMA):
@@ -108,15 +79,12 @@ def join_rows(flat):
             while last - column >= 4 * width:
                 here = at + column * size_of(flat)
                 for one in four_joined(flat, here, left, stride):
-                    there = scratch + column * 8
-                    at_column = before + column
-                    put_lanes(params, addresses, workspace, slot, at_column, one, width, there)
+                    put_entries(params, addresses, workspace, slot, before + column, one, width)
                     column += width
             while column < last:
                 part = min(width, last - column)
                 one = joined(flat, at + column * size_of(flat), left, stride, part)
-                there = scratch + column * 8
-                put_lanes(params, addresses, workspace, slot, before + column, one, part, there)
+                put_entries(params, addresses, workspace, slot, before + column, one, part)
                 column += width
             at += columns * size_of(flat)
         return 0

@@ -92,14 +92,12 @@ def count(params, workspace):
 
 
 @jit.inlined
-def slope_and_offset(params, by_row, rstd, gamma, total, sum_dy, sum_xmu):
-    """The factors b and c of ``dx = a * dy + b * (x - mean) + c``; a is rstd * gamma.
+def slope_and_offset(outside, rstd, total, sum_dy, sum_xmu):
+    """The factors b and c of ``dx = a * dy + b * (x - mean) + c``, of one statistic or of lanes.
 
-    Where a statistic belongs to a row, gamma is inside the sums already.
+    ``outside`` is a, rstd * gamma; where a statistic belongs to a row rstd alone: gamma is inside
+    the sums already.
     """
-    if params[slots.CORRECTION] == slots.NO_CORRECTION:
-        return 0.0, 0.0
-    outside = rstd if by_row else rstd * gamma
     return -outside * (rstd * (sum_xmu * rstd / total)), -outside * (sum_dy / total)
 
 

@@ -246,12 +246,13 @@ def slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
     if params[slots.CORRECTION] == slots.GIVEN_CORRECTION:
         sum_dy = entry(params, addresses, workspace, slots.SUM_DY_VECTOR, slab, 0.0)
         sum_xmu = entry(params, addresses, workspace, slots.SUM_XMU_VECTOR, slab, 0.0)
-    by_row = params[slots.BY_ROW] != 0
-    gamma = 1.0
-    if not by_row:
-        gamma = entry(params, addresses, workspace, slots.GAMMA, slab, 1.0)
+    if params[slots.CORRECTION] == slots.NO_CORRECTION:
+        return 0.0, 0.0
+    outside = rstd
+    if params[slots.BY_ROW] == 0:
+        outside *= entry(params, addresses, workspace, slots.GAMMA, slab, 1.0)
     elements = count(params, workspace)
-    return slope_and_offset(params, by_row, rstd, gamma, elements, sum_dy, sum_xmu)
+    return slope_and_offset(outside, rstd, elements, sum_dy, sum_xmu)
 
 
 @jit.inlined

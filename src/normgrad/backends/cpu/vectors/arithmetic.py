@@ -244,6 +244,38 @@ def widen(typingctx, values):
 
 
 @intrinsic
+def lane_of(typingctx, values, lane):
+    """One lane of a vector of float64."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.extract_element(*arguments)
+
+    return types.float64(values, types.int64), codegen
+
+
+@intrinsic
+def with_lane(typingctx, values, lane, value):
+    """A vector of float64 with another number in one lane."""
+
+    def codegen(context, builder, signature, arguments):
+        values, lane, value = arguments
+        return builder.insert_element(values, value, lane)
+
+    return values(values, types.int64, types.float64), codegen
+
+
+@intrinsic
+def square_root(typingctx, values):
+    """Of each lane."""
+
+    def codegen(context, builder, signature, arguments):
+        kind = f"v{values.count}{'f64' if values.wide else 'f32'}"
+        return call(builder, f"llvm.sqrt.{kind}", values.llvm, list(arguments))
+
+    return values(values), codegen
+
+
+@intrinsic
 def float_of(typingctx, bits):
     """The float64 whose bits an integer holds."""
 
@@ -269,6 +301,20 @@ def _binary(name, instruction):
     overload(getattr(operator, name))(typed)
 
 
+@intrinsic
+def _negated(typingctx, values):
+    def codegen(context, builder, signature, arguments):
+        return builder.fneg(*arguments)
+
+    return values(values), codegen
+
+
+@overload(operator.neg)
+def _negative(values):
+    return (lambda values: _negated(values)) if isinstance(values, LanesType) else None  # noqa: PLW0108
+
+
 _binary("add", "fadd")
 _binary("sub", "fsub")
 _binary("mul", "fmul")
+_binary("truediv", "fdiv")

@@ -177,6 +177,23 @@ def widen(values: Any) -> Any:
     return values.astype(np.float64)
 
 
+def lane_of(values: Any, lane: int) -> float:
+    """As in `arithmetic`."""
+    return np.float64(values[lane])
+
+
+def with_lane(values: Any, lane: int, value: float) -> Any:
+    """As in `arithmetic`."""
+    changed = values.copy()
+    changed[lane] = value
+    return changed
+
+
+def square_root(values: Any) -> Any:
+    """As in `arithmetic`."""
+    return np.sqrt(values)
+
+
 def read(fmt: Format, address: int) -> float:
     """As in `lowering`."""
     view = _view(fmt, address, 1, False)

@@ -106,13 +106,14 @@ def widened(builder, fmt, stored):
     """Stored elements, one or many, as compute numbers: exact."""
     if fmt.name == "float16":
         if _HAS_HALF:
-            return builder.fpext(stored, like(stored.type, F32))
-        return _half_widened(builder, stored)
-    if fmt.name == "bfloat16":
+            stored = builder.fpext(stored, like(stored.type, F32))
+        else:
+            stored = _half_widened(builder, stored)
+    elif fmt.name == "bfloat16":
         whole = like(stored.type, I32)
         shifted = builder.shl(builder.zext(stored, whole), const(whole, 16))
-        return builder.bitcast(shifted, like(stored.type, F32))
-    if fmt.name == "float32" and fmt.wide:
+        stored = builder.bitcast(shifted, like(stored.type, F32))
+    if fmt.itemsize < 8 and fmt.wide:
         return builder.fpext(stored, like(stored.type, F64))
     return stored
 

@@ -29,6 +29,9 @@ F32: Final = Format("float32", 2, 4, 16, wide=False)
 F64: Final = Format("float64", 3, 8, 8, wide=True)
 # Stored as F32: products of two are exact, and sums have 29 bits to spare.
 F32_WIDE: Final = Format("float32", 2, 4, 8, wide=True)
+# Parameters in float64 lanes; loaded only.
+F16_WIDE: Final = Format("float16", 0, 2, 8, wide=True)
+BF16_WIDE: Final = Format("bfloat16", 1, 2, 8, wide=True)
 
 # Counts, read one at a time only.
 I32: Final = Format("int32", 4, 4, 0, wide=False)

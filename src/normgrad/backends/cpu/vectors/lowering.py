@@ -162,8 +162,8 @@ def stream_pair(typingctx, fmt, address, first, second):
 
 
 def _mask(builder, count, size):
-    lane = ir.Constant(ir.VectorType(I64, size), list(range(size)))
-    return builder.icmp_signed("<", lane, spread(builder, count, size))
+    lane = ir.Constant(ir.VectorType(I32, size), list(range(size)))
+    return builder.icmp_signed("<", lane, spread(builder, builder.trunc(count, I32), size))
 
 
 @intrinsic
