@@ -260,8 +260,8 @@ def cpu() -> Iterator[str]:
     yield ""
     yield (
         f"The run before that, of the same version, {before.settings['started']} "
-        "(`benchmarks/results/cpu-before.json`). Runs of other days gave 1.6 to 2.2 in float32: most "
-        "of the difference is torch's, whose large results are sometimes in fresh pages."
+        "(`benchmarks/results/cpu-before.json`). Runs of other days gave 1.6 to 2.2 in float32: "
+        "most of the difference is torch's, whose large results are sometimes in fresh pages."
     )
     yield ""
     yield from summary(before)
