@@ -7,6 +7,9 @@ import torch
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+    # torch's own: inductor scripts a method, and the check for synchronizations is a prototype.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning"),
 ]
 
 
