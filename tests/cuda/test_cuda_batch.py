@@ -116,10 +116,10 @@ compare((4, 257), layer, dtype="f2")
 for view in (np.ascontiguousarray, last):
     backend.INTERPRETER = device.INTERPRETER
     compare((4, 15, 5, 5), group(3), view)
-    backend.INTERPRETER = device.Device("small", 80, 3, 65536, 60 << 10)  # no ring
+    backend.INTERPRETER = device.Device("small", 80, 3, 65536, 60 << 10, 2048)  # no ring
     compare((4, 12, 40, 5), group(3), view)
     compare((4, 4, 23, 23), group(2), view, "f2")
-    backend.INTERPRETER = device.Device("old", 75, 3, 65536, 60 << 10)  # two passes
+    backend.INTERPRETER = device.Device("old", 75, 3, 65536, 60 << 10, 1024)  # two passes
     compare((4, 4, 40, 31), group(2), view)
 print("done")
 """

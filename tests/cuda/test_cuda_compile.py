@@ -225,7 +225,7 @@ def test_resident_kernels_on_hopper(request_, compiled):
 
 @pytest.mark.parametrize(
     "request_",
-    [*PLANES, *WINDOWS, COLUMNS[0], COLUMNS[2], *UNUSUAL, *ROWS, *RINGS, *WHOLE_ROWS],
+    [*PLANES, *WINDOWS, *COLUMNS[:3], COLUMNS[6], *UNUSUAL, *ROWS, *RINGS, *WHOLE_ROWS],
     ids=" ".join,
 )
 def test_the_plan_knows_how_much_shared_memory_a_block_takes(request_, compiled):
@@ -265,11 +265,12 @@ def test_other_kernels_on_hopper(request_, compiled):
             assert "LDGSTS" in made.code, step.kernel
 
 
-def test_kernels_on_ampere(compiled):
-    """The same Python for compute capability 8.0, with the plans of an A100."""
-    device = KNOWN["a100"]
+@pytest.mark.parametrize("name", ["a100", "b200", "rtx5090"])
+def test_kernels_on_other_gpus(name, compiled):
+    """The same Python before and after Hopper, with plans for less shared memory or threads."""
+    device = KNOWN[name]
     for request_ in (PLANES[0], PLANES[2], COLUMNS[0], COLUMNS[2], *ROWS[:2], OTHERS[3]):
-        for step in launches(plan(*request_, device="a100")):
+        for step in launches(plan(*request_, device=name)):
             made = compiled(step, device.capability)
             assert made.registers * 32 * step.warps <= device.registers, step.kernel
             assert made.metadata.shared <= device.shared_bytes - 1024, step.kernel

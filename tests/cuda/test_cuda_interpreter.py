@@ -223,7 +223,7 @@ column_cuts._blocks = lambda data: (
     Block(2, 1024, 9, 128, held=3),
     Block(2, 512, 9, 128, held=3, most=12),
 )
-backend.INTERPRETER = device.Device("tiny", 90, 2, 65536, 26 << 10)
+backend.INTERPRETER = device.Device("tiny", 90, 2, 65536, 26 << 10, 2048)
 rng = np.random.default_rng(5)
 every, run = column_cuts.cuts, interpret.interpret
 # Cuts of the samples there are: `test_cuda_batch` looks at those for any number.
@@ -339,7 +339,7 @@ from normgrad.backends.cuda.tiles import Block
 # Lines of 64 vectors: few images make many tiles, teams and rounds.
 line = Block(2, 1024, 4, 128, held=2, most=5, ahead=True)
 resident_blocks._flat_blocks = lambda *_: ((line, 1), (line, 1 << 30))
-backend.INTERPRETER = device.Device("tiny", 90, 3, 65536, 24 << 10)
+backend.INTERPRETER = device.Device("tiny", 90, 3, 65536, 24 << 10, 2048)
 rng = np.random.default_rng(6)
 run = interpret.interpret
 seen = []

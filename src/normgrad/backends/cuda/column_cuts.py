@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.tiles import (
+    DRIVER_BYTES,
     THREADS,
     Block,
     blocks_per_multiprocessor,
@@ -19,6 +20,7 @@ _VECTOR = 16  # bytes of the largest copy
 _ONE_HOT = 32  # elements of a thread where the sums of columns become those of groups
 _LEAST_BYTES = 128  # of a row of a tile, unless there are fewer channels
 _MOST_BYTES = 512
+_FEWEST = 4  # tiles in shared memory: a ring of three, and one that stays
 # Words for a block, over the blocks of a multiprocessor: so many in large teams, or the most in
 # others, take two steps. One step for 33 parts of 64 columns is 5 % faster, for 66 2 %, for 131 2 %
 # slower; for 131 of 32 the same as two, but two leave time for more to be fetched (below).
@@ -293,13 +295,17 @@ def _widths(data: Slabs) -> Iterator[tuple[int, int]]:
         cols *= 2
 
 
-def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> Iterator[Cut]:
-    rows = block.chunk_bytes // data.itemsize // cols
+def _teams(data: Slabs, device: Device, most: Block, width: int, cols: int) -> Iterator[Cut]:
+    rows = most.chunk_bytes // data.itemsize // cols
     pieces = ceil_div(width, cols)
     bins, spans = _bins(data.group, width, cols)
-    if data.group > 1 and bins * cols > _ONE_HOT * THREADS * block.warps:
+    if data.group > 1 and bins * cols > _ONE_HOT * THREADS * most.warps:
         return
-    per = _per(device, block, cols)
+    besides = _besides(data.group, most.warps, cols, bins)
+    block = _fitting(device, most, besides)
+    if block is None:
+        return
+    per = _per(device, block, besides)
     resident = per * device.multiprocessors
     slabs = data.images * ceil_div(data.channels, width)
     tiles = ceil_div(data.rows, rows)
@@ -319,7 +325,7 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
             data.itemsize, whole,
         )  # fmt: skip
         if made.streams:
-            made = _stretched(made, data, device)
+            made = _stretched(made, data, device, besides)
         # Tiles that stay would be read before they come.
         late = made.streams and made.fixed + made.held < made.depth
         small = made.parts <= _FRIENDS and made.tiles >= block.chunks
@@ -327,7 +333,7 @@ def _teams(data: Slabs, device: Device, block: Block, width: int, cols: int) -> 
             yield made
 
 
-def _stretched(made: Cut, data: Slabs, device: Device) -> Cut:
+def _stretched(made: Cut, data: Slabs, device: Device, besides: int) -> Cut:
     """The same with as much more as there is room for in streams, if some is still read twice.
 
     Each tile that stays is 1 % of group norm 1x512x512x512. One more that is held is spilled, and
@@ -339,15 +345,36 @@ def _stretched(made: Cut, data: Slabs, device: Device) -> Cut:
     held = {2: 10 if few else 9, 4: 11 if few or data.group == 1 else 9}
     block = replace(made.block, held=held[data.itemsize])
     more = replace(block, chunks=block.chunks + 1)
-    if data.group > 1 and _per(device, more, made.cols):
+    if data.group > 1 and _per(device, more, besides):
         block = more
     return replace(made, block=block) if made.tiles > block.capacity else made
 
 
-def _per(device: Device, block: Block, cols: int) -> int:
+def _besides(group: int, warps: int, cols: int, bins: int) -> int:
+    """Bytes of shared memory beside the tiles, at most: in streams just these.
+
+    The sums of each warp's columns; then the larger of three factors for each column and what it
+    takes to add up two sums of each bin across warps.
+    """
+    lanes = bins if group > 1 else min(THREADS, bins)
+    nbytes = 8 * cols * warps + max(12 * cols, 8 * lanes * warps)
+    return ceil_div(nbytes, 128) * 128
+
+
+def _fitting(device: Device, block: Block, besides: int) -> Block | None:
+    """The block with as many of its tiles as there is room for, if that is enough.
+
+    Those that have a share of their own were measured with all tiles.
+    """
+    room = (device.shared_bytes - DRIVER_BYTES - besides) // (2 * block.chunk_bytes)
+    if room >= block.chunks:
+        return block
+    return None if room < _FEWEST or block.most else replace(block, chunks=room)
+
+
+def _per(device: Device, block: Block, besides: int) -> int:
     """Blocks of a multiprocessor."""
-    # Besides the tiles, what sums across warps need.
-    shared = 2 * block.chunks * block.chunk_bytes + 512 + 8 * cols * block.warps
+    shared = 2 * block.chunks * block.chunk_bytes + besides
     return blocks_per_multiprocessor(device, block.warps, block.registers, shared)
 
 
