@@ -91,3 +91,22 @@ def test_nested_tensors(layout):
     for arrays in ((nested, X), (X, nested)):
         with pytest.raises(ng.ArrayTypeError, match="must be a dense tensor"):
             ng.layer_norm_backward(*arrays, 8, *STATISTICS)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_in_a_call_seen_before():
+    nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(1, 8)])
+    arrays = [X, torch.randn(4, 8), *STATISTICS, torch.ones(8), torch.zeros(8)]
+    out = [torch.empty(4, 8), torch.empty(8), torch.empty(8)]
+
+    def call(arrays, out):
+        ng.layer_norm_backward(*arrays[:2], 8, *arrays[2:], out=out)
+
+    for _ in range(3):
+        call(arrays, out)
+    for place in range(len(arrays)):
+        with pytest.raises(ng.ArrayTypeError, match="must be a dense tensor"):
+            call([*arrays[:place], nested, *arrays[place + 1 :]], out)
+    for place in range(3):
+        with pytest.raises(ng.ArrayTypeError, match="must be a dense tensor"):
+            call(arrays, [*out[:place], nested, *out[place + 1 :]])
