@@ -87,6 +87,10 @@ class TorchKind:
 
     def view(self, array: torch.Tensor, name: str) -> View:
         """In place."""
+        if torch._C._get_tracing_state() is not None:
+            # Sizes are tensors there: `step *= size` would change strides that are listed already.
+            rule = "must be outside of torch.jit.trace (which takes the modules of normgrad.torch)"
+            raise ArrayTypeError(name, rule, f"a {type(array).__name__} inside")
         if array.layout is not torch.strided or array.is_nested:
             got = "a nested tensor" if array.is_nested else f"layout {array.layout}"
             raise ArrayTypeError(name, "must be a dense tensor", got)

@@ -77,6 +77,22 @@ def test_inside_torch_func(transform):
         getattr(torch.func, transform)(loss)(x)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("seen", [False, True], ids=["first-call", "seen-before"])
+def test_inside_a_trace(seen):
+    weight = torch.randn(8)  # new ones: no other test has made this very call
+
+    def gradient(x):
+        return ng.layer_norm_backward(X, x, 8, *STATISTICS, weight).grad_input
+
+    x = torch.randn(4, 8)
+    for _ in range(3 if seen else 0):
+        gradient(x)
+    with pytest.raises(ng.ArrayTypeError, match=r"grad_out must be outside of torch.jit.trace"):
+        torch.jit.trace(gradient, x)
+    assert gradient(x).shape == (4, 8)
+
+
 def test_nothing_needs_no_memory():
     empty = torch.empty(0, 8)
     for _ in range(3):
