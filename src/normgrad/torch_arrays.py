@@ -67,7 +67,7 @@ def _address(array: torch.Tensor, name: str) -> int:
 
 def address_of(array: torch.Tensor) -> int:
     """The address of a new tensor; larger ones on the host ask for huge pages, as NumPy's do."""
-    address = array.data_ptr()
+    address = _address(array, "a new result")  # a mode may have made a fake
     if array.nbytes >= hostmem.HUGE and array.is_cpu:
         hostmem.ask_huge_pages(address, array.nbytes)
     return address

@@ -93,6 +93,24 @@ def test_inside_a_trace(seen):
     assert gradient(x).shape == (4, 8)
 
 
+@pytest.mark.parametrize("seen", [0, 1], ids=["first-call", "seen-before"])
+def test_results_of_a_fake_mode(seen):
+    arrays = (X, torch.randn(4, 8))
+    weight = torch.randn(8, dtype=torch.float64)  # a call that no other test has made
+    mask = (True, not seen, True)
+
+    def gradients():
+        return ng.layer_norm_backward(*arrays, 8, *STATISTICS, weight, output_mask=mask)
+
+    for _ in range(seen):
+        gradients()
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(ng.ArrayTypeError, match=f"a new result {WORDS}"),
+    ):
+        gradients()
+
+
 def test_nothing_needs_no_memory():
     empty = torch.empty(0, 8)
     for _ in range(3):
