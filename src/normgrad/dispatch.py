@@ -7,6 +7,7 @@ seen before reads its arrays, makes its results and hands addresses to the backe
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from normgrad import backends
@@ -31,6 +32,7 @@ _CACHED_CALLS = 4096
 _ALIKE = 16  # of them that differ in types, strides or the shapes of lesser operands alone
 
 _Absent: Final = type(None)
+_is_nested: Final = attrgetter("is_nested")
 
 Tensors = tuple[TensorSpec | None, ...]
 Named = tuple[tuple[str, TensorSpec], ...]
@@ -61,6 +63,8 @@ def compute(
         entries = _known.get(seen, ())
     except TypeError:  # an option or a shape that is none
         entries, seen = (), None
+    if entries and any(map(_is_nested, present)):  # torch's guards would end the process
+        entries = ()
     for known in entries:
         if known.same(*present):
             results: tuple[Array | None, ...] | None = known.call(arrays, out)

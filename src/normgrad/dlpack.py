@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from normgrad.errors import ArrayTypeError
 from normgrad.spec import TensorSpec
+from normgrad.strides import without_idle_strides
 
 CPU: Final = 1
 CUDA: Final = 2
@@ -126,7 +127,7 @@ def read(array: Any, name: str, *, own: bool = False) -> tuple[TensorSpec, int, 
     dtype = _dtype_name(tensor.dtype)
     if tensor.strides:
         strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim))
-        view = TensorSpec(shape, strides, dtype)
+        view = without_idle_strides(TensorSpec(shape, strides, dtype))
     else:
         view = TensorSpec.contiguous(shape, dtype)
     # The capsule still owns the memory: nobody consumed it, so its destructor frees it.

@@ -67,7 +67,7 @@ def _address(array: torch.Tensor, name: str) -> int:
 
 def address_of(array: torch.Tensor) -> int:
     """The address of a new tensor; larger ones on the host ask for huge pages, as NumPy's do."""
-    address = array.data_ptr()
+    address = _address(array, "a new result")  # a mode may have made a fake
     if array.nbytes >= hostmem.HUGE and array.is_cpu:
         hostmem.ask_huge_pages(address, array.nbytes)
     return address
@@ -87,6 +87,10 @@ class TorchKind:
 
     def view(self, array: torch.Tensor, name: str) -> View:
         """In place."""
+        if torch._C._get_tracing_state() is not None:
+            # Sizes are tensors there: `step *= size` would change strides that are listed already.
+            rule = "must be outside of torch.jit.trace (which takes the modules of normgrad.torch)"
+            raise ArrayTypeError(name, rule, f"a {type(array).__name__} inside")
         if array.layout is not torch.strided or array.is_nested:
             got = "a nested tensor" if array.is_nested else f"layout {array.layout}"
             raise ArrayTypeError(name, "must be a dense tensor", got)

@@ -145,14 +145,14 @@ def _into_new(
             if recipe is None:
                 made.append(None)
                 continue
-            slot, source, shape, strides, dtype, huge, large = recipe
+            slot, source, shape, strides, dtype, _, large = recipe
             if large:
                 array = in_kept(shape, strides, *large)
             elif dtype is None:
                 array = arrays[source].new_empty_strided(shape, strides)
             else:
                 array = arrays[source].new_empty_strided(shape, strides, dtype=dtype)
-            addresses[slot] = address_of(array) if huge else array.data_ptr()
+            addresses[slot] = address_of(array)
             made.append(array)
         launch(addresses, arrays[1])
         return tuple(made)

@@ -96,6 +96,21 @@ def test_our_exporter_serves_real_consumers(consumer):
     gc.collect()
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("step", [2**62, -(2**62), 2**63 - 1])
+def test_dlpack_strides_along_which_nobody_steps(step, backend):
+    dy, x = data(2, 1, 4, 5)
+    want = ng.batch_norm_backward(dy, x, backend=backend)
+    odd = Foreign.of(x, "float64")
+    odd.tensor = odd.tensor._replace(strides=(step, 5, 1))
+    got = ng.batch_norm_backward(dy, odd, backend=backend)
+    np.testing.assert_array_equal(got.grad_input.values, want.grad_input)
+    over = odd.owner[..., ::-1]  # goes by a detour: an operand lies under it
+    mask = (True, False, False)
+    ng.batch_norm_backward(dy, odd, output_mask=mask, out=(over, None, None), backend=backend)
+    np.testing.assert_array_equal(over, want.grad_input)
+
+
 def test_dlpack_results_that_may_be_written():
     dy, x = data(2, 3), data(2, 3)
     memory = [np.full(shape, np.nan) for shape in ((2, 3), (3,), (3,))]

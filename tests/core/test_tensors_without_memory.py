@@ -77,6 +77,40 @@ def test_inside_torch_func(transform):
         getattr(torch.func, transform)(loss)(x)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("seen", [False, True], ids=["first-call", "seen-before"])
+def test_inside_a_trace(seen):
+    weight = torch.randn(8)  # new ones: no other test has made this very call
+
+    def gradient(x):
+        return ng.layer_norm_backward(X, x, 8, *STATISTICS, weight).grad_input
+
+    x = torch.randn(4, 8)
+    for _ in range(3 if seen else 0):
+        gradient(x)
+    with pytest.raises(ng.ArrayTypeError, match=r"grad_out must be outside of torch.jit.trace"):
+        torch.jit.trace(gradient, x)
+    assert gradient(x).shape == (4, 8)
+
+
+@pytest.mark.parametrize("seen", [0, 1], ids=["first-call", "seen-before"])
+def test_results_of_a_fake_mode(seen):
+    arrays = (X, torch.randn(4, 8))
+    weight = torch.randn(8, dtype=torch.float64)  # a call that no other test has made
+    mask = (True, not seen, True)
+
+    def gradients():
+        return ng.layer_norm_backward(*arrays, 8, *STATISTICS, weight, output_mask=mask)
+
+    for _ in range(seen):
+        gradients()
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(ng.ArrayTypeError, match=f"a new result {WORDS}"),
+    ):
+        gradients()
+
+
 def test_nothing_needs_no_memory():
     empty = torch.empty(0, 8)
     for _ in range(3):
@@ -91,3 +125,22 @@ def test_nested_tensors(layout):
     for arrays in ((nested, X), (X, nested)):
         with pytest.raises(ng.ArrayTypeError, match="must be a dense tensor"):
             ng.layer_norm_backward(*arrays, 8, *STATISTICS)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_in_a_call_seen_before():
+    nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(1, 8)])
+    arrays = [X, torch.randn(4, 8), *STATISTICS, torch.ones(8), torch.zeros(8)]
+    out = [torch.empty(4, 8), torch.empty(8), torch.empty(8)]
+
+    def call(arrays, out):
+        ng.layer_norm_backward(*arrays[:2], 8, *arrays[2:], out=out)
+
+    for _ in range(3):
+        call(arrays, out)
+    for place in range(len(arrays)):
+        with pytest.raises(ng.ArrayTypeError, match="must be a dense tensor"):
+            call([*arrays[:place], nested, *arrays[place + 1 :]], out)
+    for place in range(3):
+        with pytest.raises(ng.ArrayTypeError, match="must be a dense tensor"):
+            call(arrays, [*out[:place], nested, *out[place + 1 :]])
