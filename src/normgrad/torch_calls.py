@@ -145,14 +145,15 @@ def _into_new(
             if recipe is None:
                 made.append(None)
                 continue
-            slot, source, shape, strides, dtype, _, large = recipe
+            slot, source, shape, strides, dtype, huge, large = recipe
             if large:
                 array = in_kept(shape, strides, *large)
             elif dtype is None:
                 array = arrays[source].new_empty_strided(shape, strides)
             else:
                 array = arrays[source].new_empty_strided(shape, strides, dtype=dtype)
-            addresses[slot] = address_of(array)
+            plain = type(array) is torch.Tensor  # else a fake, of a mode that is on
+            addresses[slot] = address_of(array) if huge or not plain else array.data_ptr()
             made.append(array)
         launch(addresses, arrays[1])
         return tuple(made)
