@@ -264,6 +264,24 @@ def test_an_empty_prefix_is_not_this_folder(verb, tmp_path, monkeypatch, capsys)
     assert "argument --prefix: must name a directory, got ''" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["build-capi", "capi-flags"])
+def test_a_user_without_a_home_is_asked_for_a_prefix(verb, tmp_path, monkeypatch, capsys):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    monkeypatch.delenv("NORMGRAD_CAPI_PREFIX", raising=False)
+    monkeypatch.setattr(build, "build", lambda *_: None)
+    assert cli.main([verb]) == 2
+    assert capsys.readouterr().err == (
+        f"normgrad {verb}: this user has no home directory: give --prefix DIR, or set "
+        "NORMGRAD_CAPI_PREFIX\n"
+    )
+    assert cli.main([verb, "--prefix", str(tmp_path)]) == (0 if verb == "build-capi" else 2)
+    assert f"--prefix {tmp_path}" in "".join(capsys.readouterr())
+
+
 def test_a_build_without_cffi_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cffi", None)  # an import of it raises
     monkeypatch.setattr(build, "compiler", lambda: ["cc"])
