@@ -255,6 +255,15 @@ def test_a_prefix_that_would_break_flags_is_refused(letter, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("verb", ["build-capi", "capi-flags"])
+def test_a_prefix_that_is_a_file_is_refused(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build, "compiler", lambda: pytest.fail("something was compiled"))
+    path = tmp_path / "libraries"
+    path.touch()
+    assert cli.main([verb, "--prefix", str(path)]) == 2
+    assert "the prefix must be a directory, or none yet, got a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["build-capi", "capi-flags"])
 def test_an_empty_prefix_is_not_this_folder(verb, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(build, "build", lambda *_: pytest.fail("something was built"))

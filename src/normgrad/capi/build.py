@@ -86,6 +86,9 @@ def checked_prefix(prefix: Path | None) -> Path:
         listed = f"no spaces and none of {_BREAKING}"
         msg = f"the prefix must have {listed}, they break compiler flags: {str(prefix)!r}"
         raise BuildError(msg)
+    if prefix.exists() and not prefix.is_dir():
+        msg = f"the prefix must be a directory, or none yet, got a file: {str(prefix)!r}"
+        raise BuildError(msg)
     return prefix
 
 
