@@ -9,6 +9,7 @@ nothing to download.
 
 import argparse
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 
@@ -36,11 +37,13 @@ def batches(
 
 
 class Progress:
-    """A bar by rich where it is installed, else a line now and then."""
+    """A bar by rich on a terminal where it is installed, else a line now and then."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
         self.bar = None
+        if not sys.stdout.isatty():  # in a pipe the bar would say nothing before the end
+            return
         with contextlib.suppress(ImportError):
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -64,7 +67,7 @@ class Progress:
         if self.bar:
             self.bar.update(self.task, advance=1, description=words)
         elif self.done % 20 == 0 or self.done == self.total:
-            print(f"{self.done}/{self.total} {words}")
+            print(f"{self.done}/{self.total} {words}", flush=True)
 
 
 def train(args: argparse.Namespace) -> float:

@@ -118,6 +118,29 @@ def test_a_run_is_written_where_nothing_can_be_made_beside_it(name, tmp_path):
         assert read_json(path).copy_gbps == gbps
 
 
+def test_a_full_disk_leaves_the_last_whole_file_and_the_table(tmp_path, monkeypatch, capsys):
+    from pathlib import Path
+
+    from normgrad.bench.record import Record
+
+    path = tmp_path / "run.json"
+    Record({}, 1.0).write_json(path)
+
+    def cut_short(self, text, encoding):
+        self.write_bytes(text.encode(encoding)[:20])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", cut_short)
+    call = [*SMALL, "--shape", "8x8", "--backend", "reference", "--json", str(path)]
+    assert cli.main(call) == 2
+    out, err = capsys.readouterr()
+    assert "layer_norm         16x32" in out
+    assert "stopped after layer_norm 16x32 float32" in out
+    assert err == f"normgrad bench: [Errno 28] No space left on device: '{path}'\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
+    assert json.loads(path.read_text(encoding="utf-8"))["copy_gbps"] == 1.0
+
+
 def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path):
     import os
     import threading

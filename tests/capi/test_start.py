@@ -255,6 +255,15 @@ def test_a_prefix_that_would_break_flags_is_refused(letter, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("verb", ["build-capi", "capi-flags"])
+def test_a_prefix_that_is_a_file_is_refused(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build, "compiler", lambda: pytest.fail("something was compiled"))
+    path = tmp_path / "libraries"
+    path.touch()
+    assert cli.main([verb, "--prefix", str(path)]) == 2
+    assert "the prefix must be a directory, or none yet, got a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["build-capi", "capi-flags"])
 def test_an_empty_prefix_is_not_this_folder(verb, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(build, "build", lambda *_: pytest.fail("something was built"))
@@ -262,6 +271,24 @@ def test_an_empty_prefix_is_not_this_folder(verb, tmp_path, monkeypatch, capsys)
         cli.main([verb, "--prefix", ""])
     assert caught.value.code == 2
     assert "argument --prefix: must name a directory, got ''" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["build-capi", "capi-flags"])
+def test_a_user_without_a_home_is_asked_for_a_prefix(verb, tmp_path, monkeypatch, capsys):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    monkeypatch.delenv("NORMGRAD_CAPI_PREFIX", raising=False)
+    monkeypatch.setattr(build, "build", lambda *_: None)
+    assert cli.main([verb]) == 2
+    assert capsys.readouterr().err == (
+        f"normgrad {verb}: this user has no home directory: give --prefix DIR, or set "
+        "NORMGRAD_CAPI_PREFIX\n"
+    )
+    assert cli.main([verb, "--prefix", str(tmp_path)]) == (0 if verb == "build-capi" else 2)
+    assert f"--prefix {tmp_path}" in "".join(capsys.readouterr())
 
 
 def test_a_build_without_cffi_leaves_nothing(tmp_path, monkeypatch):

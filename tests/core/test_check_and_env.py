@@ -48,6 +48,14 @@ def test_check_takes_options_together(capsys):
     assert capsys.readouterr().out.count("PASS") == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no device that is always full")
+def test_a_full_disk_does_not_take_the_verdict_away(capsys):
+    assert cli.main([*QUICK, "--json", "/dev/full"]) == 2
+    out, err = capsys.readouterr()
+    assert "PASS" in out
+    assert err.endswith("No space left on device: '/dev/full'\n")
+
+
 def test_check_writes_every_row(tmp_path, capsys):
     path = tmp_path / "report.json"
     assert cli.main([*QUICK, "--json", str(path)]) == 0

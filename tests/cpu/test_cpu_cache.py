@@ -31,6 +31,22 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
+def test_a_user_without_a_home_has_no_folder_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jit.numba.config, "CACHE_DIR", "")
+    monkeypatch.setattr(jit.os.path, "expanduser", lambda path: path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    place = jit.cache_folder.__wrapped__()
+    assert place is None or place.is_absolute()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_stays_where_it_was_when_the_program_moves_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jit.numba.config, "CACHE_DIR", "here")
+    assert jit.cache_folder.__wrapped__().parent == tmp_path / "here"
+
+
 def test_two_processes_that_save_at_once_keep_their_kernels_apart(folder, monkeypatch):
     save = IndexDataCacheFile._save_data
 

@@ -83,6 +83,21 @@ def test_a_converted_model_is_traced_by_example(training):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("place", [1, 2, 3, 5, 6])
+def test_a_script_is_refused_with_what_to_do(place):
+    model = ours.convert(_model())
+    name = type(model[place]).__name__
+    words = rf"cannot compile normgrad\.torch\.{name}: call normgrad\.torch\.revert\(model\) before"
+    for _ in range(2):  # torch would have other words for the second try
+        with pytest.raises(NotImplementedError, match=words):
+            torch.jit.script(nn.Sequential(model[place]))
+    if place < 6:  # torch's own synchronized one cannot be compiled either
+        x = torch.randn(2, 8, 6, 6) if place < 5 else torch.randn(2, 8 * 36)
+        layer = ours.revert(model)[place]
+        torch.testing.assert_close(torch.jit.script(layer)(x), layer(x))
+
+
 def test_convert_leaves_subclasses_alone():
     class Special(nn.LayerNorm):
         pass

@@ -190,7 +190,11 @@ class Record:
         except OSError:  # a folder that is not ours, a name too long, a folder of that name
             path.write_text(text, encoding="utf-8")
             return
-        beside.write_text(text, encoding="utf-8")
+        try:
+            beside.write_text(text, encoding="utf-8")
+        except OSError:  # a full disk
+            beside.unlink(missing_ok=True)
+            raise
         beside.replace(path)
 
     def write_csv(self, path: Path) -> None:

@@ -36,19 +36,27 @@ class BuildError(NormgradError):
     """The libraries cannot be built here, or were not."""
 
 
-def default_prefix() -> Path:
-    """``NORMGRAD_CAPI_PREFIX``, else inside the virtual environment, else in the user's folder."""
+def default_prefix() -> Path | None:
+    """``NORMGRAD_CAPI_PREFIX``, else inside the virtual environment, else in the user's folder.
+
+    None for a user who has none, as in a container that runs under a number.
+    """
     wish = os.environ.get("NORMGRAD_CAPI_PREFIX")
     if wish:
         return Path(wish)
     if sys.prefix != sys.base_prefix:
         return Path(sys.prefix) / "normgrad-capi"
-    return Path.home() / ".local" / "share" / "normgrad" / f"capi-{sys.implementation.cache_tag}"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return home / ".local" / "share" / "normgrad" / f"capi-{sys.implementation.cache_tag}"
 
 
 def prefix_option(prefix: Path) -> str:
     """What the two commands must be told about an absolute prefix; nothing of the default."""
-    return "" if prefix == default_prefix().absolute() else f" --prefix {prefix}"
+    default = default_prefix()
+    return "" if default and prefix == default.absolute() else f" --prefix {prefix}"
 
 
 def compiler() -> list[str]:
@@ -68,12 +76,18 @@ def compiler() -> list[str]:
     raise BuildError(msg)
 
 
-def checked_prefix(prefix: Path) -> Path:
-    """The absolute path; raises where the flags made of it would not work."""
+def checked_prefix(prefix: Path | None) -> Path:
+    """The absolute path; raises where there is none or the flags made of it would not work."""
+    if prefix is None:
+        msg = "this user has no home directory: give --prefix DIR, or set NORMGRAD_CAPI_PREFIX"
+        raise BuildError(msg)
     prefix = prefix.absolute()
     if any(character.isspace() or character in _BREAKING for character in str(prefix)):
         listed = f"no spaces and none of {_BREAKING}"
         msg = f"the prefix must have {listed}, they break compiler flags: {str(prefix)!r}"
+        raise BuildError(msg)
+    if prefix.exists() and not prefix.is_dir():
+        msg = f"the prefix must be a directory, or none yet, got a file: {str(prefix)!r}"
         raise BuildError(msg)
     return prefix
 

@@ -9,7 +9,7 @@ from normgrad import backends
 from normgrad.backends.base import unusable
 from normgrad.bench import peers, suites, text
 from normgrad.bench.suites import Workload
-from normgrad.cli import terminal
+from normgrad.cli import rules, terminal
 from normgrad.cli.env import environment
 from normgrad.dtypes import FLOATS
 from normgrad.errors import BackendError, NormgradError, OptionError
@@ -112,7 +112,11 @@ def run(args: argparse.Namespace) -> int:
         record.rows.append(row)
         lines.add(text.cells(row, backend is not None, names))
         if args.json:
-            record.write_json(args.json)
+            try:
+                _write_json(args.json, record)
+            except OSError as error:  # a full disk: the rows that are there are shown
+                fault, stopped = f"stopped after {workload.name}: {error}", True
+                break
     if not stopped:
         _copy_again(session, record)
     lines.close()
@@ -255,23 +259,31 @@ def _start(args: argparse.Namespace, backend: str | None, device: str) -> "tuple
     return session, record
 
 
+def _write_json(path: Path, record: "Record") -> None:
+    with rules.writing(path):
+        record.write_json(path)
+
+
 def _write(args: argparse.Namespace, record: "Record") -> None:
     written = []
     if args.json:
-        record.write_json(args.json)
+        _write_json(args.json, record)
         written.append(args.json)
     if args.csv:
-        record.write_csv(args.csv)
+        with rules.writing(args.csv):
+            record.write_csv(args.csv)
         written.append(args.csv)
     if args.plot:
         from normgrad.bench import plots
 
-        plots.save(record, args.plot)
+        with rules.writing(args.plot):
+            plots.save(record, args.plot)
         written.append(args.plot)
     if args.html:
         from normgrad.bench import html
 
-        html.save(record, args.html)
+        with rules.writing(args.html):
+            html.save(record, args.html)
         written.append(args.html)
     for path in written:
         print(f"wrote {path}")

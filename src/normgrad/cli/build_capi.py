@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, and say what to do next."""
-    build.build(args.prefix)
-    prefix = args.prefix.absolute()
+    prefix = build.checked_prefix(args.prefix)
+    build.build(prefix)
     print(f"built the C libraries in {prefix}")
     if not build.has_libpython():
         print("This Python has no shared library: only Python programs can load them (ctypes).")

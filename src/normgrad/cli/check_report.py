@@ -4,17 +4,17 @@ import argparse
 import json
 from collections import Counter
 
-from normgrad.cli import terminal
+from normgrad.cli import rules, terminal
 from normgrad.cli.env import environment
 from normgrad.verify.foreign import Outcome, Verdict
 from normgrad.verify.summary import Summary, summary
 
 
 def finish(args: argparse.Namespace, outcomes: list[Outcome]) -> int:
-    """Write, print; 0 if something passed and nothing failed, else 1."""
-    _write(args, outcomes)
+    """Print, write; 0 if something passed and nothing failed, else 1."""
     found = summary(outcomes)
-    _show(found, outcomes)
+    _show(found, outcomes)  # first: the disk may be full
+    _write(args, outcomes)
     for path in filter(None, (args.json, args.html)):
         print(f"wrote {path}")
     count = found.verdicts
@@ -50,9 +50,12 @@ def _write(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
     """JSON and HTML, where asked for."""
     if args.json:
         report = {"environment": environment(), "rows": [one.as_json() for one in outcomes]}
-        args.json.write_text(json.dumps(report, indent=1, allow_nan=False), encoding="utf-8")
+        text = json.dumps(report, indent=1, allow_nan=False)
+        with rules.writing(args.json):
+            args.json.write_text(text, encoding="utf-8")
     if args.html:
         from normgrad.verify import page
 
         text = page.render(outcomes, environment())
-        args.html.write_text(text, encoding="utf-8", errors="backslashreplace")
+        with rules.writing(args.html):
+            args.html.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -3,6 +3,8 @@
 import argparse
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +58,16 @@ def check(args: argparse.Namespace) -> None:
                 raise OptionError(f"--{name}", rule, path)
             if real is not None:
                 taken[real] = f"--{name}"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An error of what is written inside names the file; a full disk's does not by itself."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def folder(text: str) -> Path:

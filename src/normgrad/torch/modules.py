@@ -5,6 +5,7 @@ Each is a subclass of torch's: constructor, parameters, buffers and state dict a
 
 import math
 from contextlib import nullcontext
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -59,7 +60,19 @@ def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
     return y
 
 
-class BatchNorm1d(nn.BatchNorm1d):
+class NotScripted:
+    """What ``torch.jit.script`` is told: its own words would be about lines of this file."""
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Torch calls it before it compiles a module."""
+        msg = (
+            f"torch.jit.script cannot compile normgrad.torch.{type(self).__name__}: call "
+            "normgrad.torch.revert(model) before, or use torch.jit.trace or torch.export"
+        )
+        raise NotImplementedError(msg)
+
+
+class BatchNorm1d(NotScripted, nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d``."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -67,7 +80,7 @@ class BatchNorm1d(nn.BatchNorm1d):
         return batch_norm(self, input)
 
 
-class BatchNorm2d(nn.BatchNorm2d):
+class BatchNorm2d(NotScripted, nn.BatchNorm2d):
     """``torch.nn.BatchNorm2d``."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -75,7 +88,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         return batch_norm(self, input)
 
 
-class BatchNorm3d(nn.BatchNorm3d):
+class BatchNorm3d(NotScripted, nn.BatchNorm3d):
     """``torch.nn.BatchNorm3d``."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -83,7 +96,7 @@ class BatchNorm3d(nn.BatchNorm3d):
         return batch_norm(self, input)
 
 
-class LayerNorm(nn.LayerNorm):
+class LayerNorm(NotScripted, nn.LayerNorm):
     """``torch.nn.LayerNorm``."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -96,7 +109,7 @@ class LayerNorm(nn.LayerNorm):
         return y
 
 
-class GroupNorm(nn.GroupNorm):
+class GroupNorm(NotScripted, nn.GroupNorm):
     """``torch.nn.GroupNorm``."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -184,7 +197,7 @@ def checked_instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
     return _InstanceNorm.forward(module, input)
 
 
-class _Instances(_InstanceNorm):
+class _Instances(NotScripted, _InstanceNorm):
     def forward(self, input: Tensor) -> Tensor:
         return checked_instance_norm(self, input)
 

@@ -11,13 +11,13 @@ from torch.nn.utils import parametrize
 
 import normgrad.torch.sync_ops  # noqa: F401  (defines the operators)
 from normgrad.torch.forward import check_vectors
-from normgrad.torch.modules import batch_norm, check_eps
+from normgrad.torch.modules import NotScripted, batch_norm, check_eps
 from normgrad.torch.statistics import Joined
 
 Tensor = torch.Tensor
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(NotScripted, _BatchNorm):
     """``torch.nn.SyncBatchNorm``, on the CPU too.
 
     Not a subclass of torch's: DistributedDataParallel refuses that one on the CPU.

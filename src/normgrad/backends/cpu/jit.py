@@ -92,12 +92,13 @@ def cache_folder() -> Path | None:
     target = f"{numba.__version__} {host} {numba.config.CPU_NAME} {numba.config.CPU_FEATURES}"
     name = f"normgrad-cpu-{_digest(*sources, target.encode())}"
     if numba.config.CACHE_DIR:
-        own = Path(numba.config.CACHE_DIR)
+        own = Path(numba.config.CACHE_DIR).absolute()  # the program may change its directory
     elif (caches := os.environ.get("XDG_CACHE_HOME")) and Path(caches).is_absolute():
         own = Path(caches) / "normgrad"
     else:
         own = Path(os.path.expanduser("~/.cache")) / "normgrad"  # noqa: PTH111 (never raises)
-    if _usable(own / name):
+    # A user without a home has `~` itself, which would be a folder in the current directory.
+    if own.is_absolute() and _usable(own / name):
         return own / name
     user = getattr(os, "getuid", lambda: "user")()
     try:
