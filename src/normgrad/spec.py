@@ -112,6 +112,12 @@ class Spec:
         tensor: TensorSpec | None = getattr(self, role)
         return tensor
 
+    def present(self, role: str) -> TensorSpec:
+        """The tensor in a slot that has one."""
+        tensor = self.tensor(role)
+        assert tensor is not None
+        return tensor
+
     def with_tensors(self, tensors: Mapping[str, TensorSpec | None]) -> "Spec":
         """The same request with other tensors in some slots."""
         return replace(self, **tensors)  # type: ignore[arg-type]

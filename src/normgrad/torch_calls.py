@@ -192,9 +192,7 @@ def _into_given(plan: Plan, launch: _Launch, given: Given) -> Callable[..., tupl
 def _apart(spec: Spec) -> Callable[[tuple[int, ...]], bool]:
     """Whether results at these addresses can be written where they are."""
     present = {*spec.operands, *spec.wanted}
-    tensors: dict[str, TensorSpec] = {
-        role: tensor for role in ROLES if role in present and (tensor := spec.tensor(role))
-    }
+    tensors: dict[str, TensorSpec] = {role: spec.present(role) for role in ROLES if role in present}
     # From an address on: torch has no strides below 0.
     sizes = [hostmem.byte_range(tensor)[1] for tensor in tensors.values()]
     between = [ITEMSIZE[tensor.dtype] - 1 for tensor in tensors.values()]  # bits of no element

@@ -142,12 +142,10 @@ def _detoured(plan: Plan, addresses: tuple[int | None, ...], names: Mapping[str,
     spec = plan.spec
 
     def views(roles: tuple[str, ...]) -> dict[str, View]:
-        seen = {}
-        for role in roles:
-            tensor = spec.tensor(role)
-            assert tensor is not None
-            seen[role] = View(tensor, addresses[SLOT[role]] or 0, spec.device, None)
-        return seen
+        return {
+            role: View(spec.present(role), addresses[SLOT[role]] or 0, spec.device, None)
+            for role in roles
+        }
 
     bounced = needs_bounce(views(spec.wanted), views(spec.operands), names)
     if not bounced:  # the ranges meet, the elements do not
@@ -156,8 +154,6 @@ def _detoured(plan: Plan, addresses: tuple[int | None, ...], names: Mapping[str,
     offset = -(-plan.workspace_bytes // ALIGNMENT) * ALIGNMENT
     moves = []
     for role, tensor in scratch.items():
-        target = spec.tensor(role)
-        assert target is not None
-        moves.append(Move(SLOT[role], offset, tensor, target))
+        moves.append(Move(SLOT[role], offset, tensor, spec.present(role)))
         offset += -(-tensor.size * ITEMSIZE[tensor.dtype] // ALIGNMENT) * ALIGNMENT
     return Launch(plan, addresses, _padded(offset), tuple(moves))

@@ -73,7 +73,7 @@ class infiniopBatchNormBackwardDescriptor_t:
         self.workspace_bytes = arrangement.workspace_bytes
         spec = arrangement.plan.spec
         self.itemsize = ITEMSIZE[spec.x.dtype]  # all eight tensors have one type
-        self.ranges = tuple(_range(spec, role) for role in TENSORS.values())
+        self.ranges = tuple(byte_range(spec.present(role)) for role in TENSORS.values())
         self.alive = True
 
 
@@ -176,12 +176,6 @@ def _is_contiguous(tensor: TensorSpec) -> bool:
         size == 1 or step == right
         for size, step, right in zip(tensor.shape, tensor.strides, expected, strict=True)
     )
-
-
-def _range(spec: Spec, role: str) -> tuple[int, int]:
-    tensor = spec.tensor(role)
-    assert tensor is not None
-    return byte_range(tensor)
 
 
 @reports(_no_size)

@@ -25,8 +25,7 @@ def judge(problem: Problem, results: Results, truth: Expected | None = None) -> 
     truth, spec = truth or expected(problem), problem.spec
     measurements = []
     for role in problem.wanted:
-        tensor = spec.tensor(role)
-        assert tensor is not None
+        tensor = spec.present(role)
         want, budget = (
             values[role].reshape(tensor.shape) for values in (truth.values, truth.budgets)
         )

@@ -170,7 +170,7 @@ def _interpret(
     scratch = (workspace, workspace + plan.workspace_bytes)
     readable, writable = [scratch], [scratch]
     for role in (*spec.operands, *spec.wanted):
-        tensor: Any = spec.tensor(role)
+        tensor = spec.present(role)
         address = addresses[SLOT[role]]
         if tensor.size and address is not None:
             low, high = hostmem.byte_range(tensor)

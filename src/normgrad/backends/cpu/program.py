@@ -187,8 +187,7 @@ class Program:
         return 2 * self.geometry.size * self.format.itemsize > sizes.NEAR_BYTES
 
     def _data(self, role: str) -> None:
-        tensor = self.spec.tensor(role)
-        assert tensor is not None
+        tensor = self.spec.present(role)
         slot = slots.DATA[role]
         self.params[slot] = -1 - SLOT[role]
         if role in self.arrangement.copied:

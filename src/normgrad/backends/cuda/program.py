@@ -198,8 +198,7 @@ class Builder:
 
     def pack(self, role: str, dtype: str | None = None) -> Ref:
         """A row-major copy of an operand in the workspace, of another type if need be."""
-        tensor = self.spec.tensor(role)
-        assert tensor is not None
+        tensor = self.spec.present(role)
         ref = self.scratch(tensor.size, dtype or tensor.dtype)
         dense = row_major(tensor.shape)
         self.steps.append(
@@ -218,8 +217,7 @@ class Builder:
 
     def bounce(self, role: str) -> Ref:
         """A row-major stand-in for a result."""
-        tensor = self.spec.tensor(role)
-        assert tensor is not None
+        tensor = self.spec.present(role)
         ref = self.scratch(tensor.size, tensor.dtype)
         dense = row_major(tensor.shape)
         self._after.append(
@@ -229,8 +227,7 @@ class Builder:
 
     def move(self, role: str) -> Ref:
         """Data at a multiple of 16 bytes: copied there before all, or from there at the end."""
-        tensor = self.spec.tensor(role)
-        assert tensor is not None
+        tensor = self.spec.present(role)
         axes = zip(tensor.strides, tensor.shape, strict=True)
         # As memory lies; what is repeated once.
         steps, sizes = zip((0, 1), *sorted(axes, reverse=True), strict=True)

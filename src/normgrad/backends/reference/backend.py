@@ -39,8 +39,7 @@ class ReferenceBackend:
         """Read everything, compute, then write: any overlap is harmless here."""
         if not plan.geometry.size:  # sums of nothing; NumPy has no array of some empty shapes
             for role in plan.spec.wanted:
-                tensor = plan.spec.tensor(role)
-                assert tensor is not None
+                tensor = plan.spec.present(role)
                 if tensor.size:
                     hostmem.view(addresses[SLOT[role]], tensor)[...] = 0
             return
@@ -50,8 +49,7 @@ class ReferenceBackend:
             }
             values = evaluate(plan.spec, plan.geometry, operands)
         for role in plan.spec.wanted:
-            tensor = plan.spec.tensor(role)
-            assert tensor is not None
+            tensor = plan.spec.present(role)
             target = hostmem.view(addresses[SLOT[role]], tensor)
             target[...] = hostmem.narrow(values[role].reshape(tensor.shape), tensor.dtype)
 
@@ -95,8 +93,7 @@ def evaluate(
 
 
 def _read(plan: Plan, role: str, address: int | None) -> Values:
-    tensor = plan.spec.tensor(role)
-    assert tensor is not None
+    tensor = plan.spec.present(role)
     values = hostmem.widen(hostmem.view(address, tensor), tensor.dtype)
     return values if role == "counter" else values.reshape(plan.geometry.shape_of(role))
 
