@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from normgrad import device
-from normgrad.aclnn.products import Product, settings
+from normgrad.aclnn import products
+from normgrad.aclnn.products import Product
 from normgrad.aclnn.rules import Call, Operator
 from normgrad.aclnn.runtime import stream_number
 from normgrad.aclnn.status import (
@@ -84,7 +85,7 @@ def stage_one(
     bits = _bits(mask)
     if mask is not NO_MASK:
         tensors = _requested(page, tensors, bits)
-    current = settings()
+    current = products.SETTINGS
     if page.name not in current.product.operators:
         fail(NO_KERNEL, f"{current.product.title} has no {page.name}")
     if mask is not NO_MASK:
@@ -194,10 +195,14 @@ def _check_memory(name: str, tensor: aclTensor) -> None:
         fail(NULLPTR, f"{name}'s data must not be null for shape {tensor.kind.tensor.shape}")
     check_place(INVALID, name, tensor, tensor.itemsize)
     if memory.checked and tensor.owner is None:
-        try:
-            memory.DEVICE.require(tensor.low, tensor.high, tensor.kind.device)
-        except OwnershipError as fault:
-            fail(INVALID, f"{name} must lie in live device memory: {fault}")
+        _check_live(INVALID, name, tensor.low, tensor.high, tensor.kind.device)
+
+
+def _check_live(status: Status, name: str, low: int, high: int, where: str) -> None:
+    try:
+        memory.DEVICE.require(low, high, where)
+    except OwnershipError as fault:
+        fail(status, f"{name} must lie in live device memory: {fault}")
 
 
 def stage_two(name: str, workspace: Any, workspaceSize: Any, executor: Any, stream: Any) -> Status:
@@ -257,16 +262,10 @@ def _check_again(executor: aclOpExecutor, workspace: int) -> None:
         if not tensor.alive:
             fail(RUNTIME, f"{name} must live until stage 2 returns, got a destroyed aclTensor")
         if tensor.owner is None and tensor.low != tensor.high:
-            try:
-                memory.DEVICE.require(tensor.low, tensor.high, tensor.kind.device)
-            except OwnershipError as fault:
-                fail(RUNTIME, f"{name} must lie in live device memory: {fault}")
+            _check_live(RUNTIME, name, tensor.low, tensor.high, tensor.kind.device)
     if executor.workspace_bytes:
-        try:
-            end = workspace + executor.workspace_bytes
-            memory.DEVICE.require(workspace, end, executor.memory.device)
-        except OwnershipError as fault:
-            fail(RUNTIME, f"workspace must lie in live device memory: {fault}")
+        end = workspace + executor.workspace_bytes
+        _check_live(RUNTIME, "workspace", workspace, end, executor.memory.device)
 
 
 @operator_status
