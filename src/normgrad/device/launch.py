@@ -88,19 +88,14 @@ class Launch(NamedTuple):
 class Arrangement:
     """A plan, and what must be looked at before it is bound to addresses. Made once for a plan."""
 
-    __slots__ = ("_workspace_bytes", "meetings", "names", "plan")
+    __slots__ = ("meetings", "names", "plan", "workspace_bytes")
 
     def __init__(self, plan: Plan, names: Mapping[str, str]) -> None:
         self.plan = plan
         self.names = names
-        self._workspace_bytes = _padded(plan.workspace_bytes)
+        self.workspace_bytes = _padded(plan.workspace_bytes)  # for tensors that do not meet
         # Pairs of slots that must not meet, and whether the very same view may.
         self.meetings = _meetings(plan)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Scratch memory for tensors that do not meet."""
-        return self._workspace_bytes
 
     def bind(self, spans: Sequence[Placed | None]) -> Launch:
         """The launch over this memory; ``spans`` are in the order of ``ROLES``.
@@ -108,17 +103,17 @@ class Arrangement:
         Raises OverlapError where two results lie over each other.
         """
         addresses = tuple([None if span is None else span.address for span in spans])
-        for result, other, same_layout in self.meetings:
+        for result, other, same_view in self.meetings:
             one, two = spans[result], spans[other]
             if (
                 one is not None
                 and two is not None
                 and one.low < two.high
                 and two.low < one.high
-                and not (same_layout and one.address == two.address)
+                and not (same_view and one.address == two.address)
             ):
                 return _detoured(self.plan, addresses, self.names)
-        return Launch(self.plan, addresses, self._workspace_bytes, ())
+        return Launch(self.plan, addresses, self.workspace_bytes, ())
 
 
 def _padded(nbytes: int) -> int:
