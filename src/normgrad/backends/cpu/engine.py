@@ -13,6 +13,7 @@ from normgrad import hostmem
 from normgrad.backends.base import Compiled
 from normgrad.backends.cpu import jit, slots, tasks
 from normgrad.backends.cpu.program import Config
+from normgrad.backends.cpu.sizes import ceil_div
 from normgrad.backends.cpu.threads import driver, pool, team
 from normgrad.spec import ROLES, SLOT
 from normgrad.written import Source
@@ -157,7 +158,7 @@ def compiled(plan: "Plan") -> Compiled | None:
 
 
 def _worthwhile(config: Config, threads: int) -> int:
-    return min(threads, -(-config.elements // THREAD_ELEMENTS))
+    return min(threads, ceil_div(config.elements, THREAD_ELEMENTS))
 
 
 def _interpret(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from normgrad.geometry import Geometry, reshaped_strides
+from normgrad.geometry import Geometry, joined_axes, reshaped_strides
 from normgrad.spec import Op, Spec, TensorSpec, row_major
 
 # Contiguous positions, contiguous channels, contiguous rows of layer norm.
@@ -105,15 +105,5 @@ def copy_axes(spec: Spec, order: Order, tensor: TensorSpec) -> list[tuple[int, i
 
 
 def merged(tensor: TensorSpec) -> list[tuple[int, int, int]]:
-    """A tensor's axes beside those of a row-major copy, as few as can be."""
-    axes: list[tuple[int, int, int]] = []
-    for size, there, here in zip(
-        tensor.shape, tensor.strides, row_major(tensor.shape), strict=True
-    ):
-        if size == 1:
-            continue
-        if axes and axes[-1][1] == size * there and axes[-1][2] == size * here:
-            axes[-1] = (axes[-1][0] * size, there, here)
-        else:
-            axes.append((size, there, here))
-    return axes or [(1, 0, 0)]
+    """A tensor's axes beside those of a row-major copy, as few as can be, at least one."""
+    return joined_axes(tensor.shape, tensor.strides, row_major(tensor.shape)) or [(1, 0, 0)]

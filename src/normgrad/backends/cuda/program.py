@@ -8,9 +8,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from normgrad.backends.cuda.tiles import WIDE, power_of_two
+from normgrad.backends.cuda.tiles import WIDE, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
-from normgrad.geometry import reshaped_strides
+from normgrad.geometry import joined_axes, reshaped_strides
 from normgrad.spec import DATA, ROLES, Spec, TensorSpec, row_major
 
 _ITEMSIZE = {**ITEMSIZE, "uint64": 8}
@@ -124,7 +124,7 @@ class Builder:
     def scratch(self, count: int, dtype: str) -> Ref:
         """A piece of the workspace."""
         ref = Ref("", self.used, dtype)
-        self.used += -(-count * _ITEMSIZE[dtype] // _ALIGNMENT) * _ALIGNMENT
+        self.used += ceil_div(count * _ITEMSIZE[dtype], _ALIGNMENT) * _ALIGNMENT
         return ref
 
     def launch(
@@ -182,7 +182,7 @@ class Builder:
         block = 1024
         self.launch(
             "copy.clear_words",
-            (-(-count // block),),
+            (ceil_div(count, block),),
             {"words": words, "count": count},
             {"BLOCK": block},
         )
@@ -258,16 +258,16 @@ def _copy(
     writes: tuple[int, ...],
 ) -> Launch:
     """A copy from strides to strides."""
-    *outer, (cols, col_read, col_write) = _joined(shape, reads, writes)
+    *outer, (cols, col_read, col_write) = joined_axes(shape, reads, writes) or [(1, 1, 1)]
     if not outer and col_read == col_write == 1:
         given: tuple[tuple[str, Argument], ...]
         given = ("source", source), ("target", target), ("count", cols)
         sizes = ("WIDE", cols + _COPIED >= WIDE), ("BLOCK", _COPIED)
-        return Launch("copy.flat_copy", (-(-cols // _COPIED), 1, 1), given, sizes)
+        return Launch("copy.flat_copy", (ceil_div(cols, _COPIED), 1, 1), given, sizes)
     rows = math.prod(size for size, _, _ in outer)
     width = min(power_of_two(cols), _COPIED)
     height = _COPIED // width
-    blocks = -(-cols // width)
+    blocks = ceil_div(cols, width)
     arguments: dict[str, Argument] = {
         "source": source,
         "target": target,
@@ -288,23 +288,5 @@ def _copy(
         "ROWS": height,
         "COLS": width,
     }
-    grid = (-(-rows // height) * blocks, 1, 1)
+    grid = (ceil_div(rows, height) * blocks, 1, 1)
     return Launch("copy.strided_copy", grid, tuple(arguments.items()), tuple(constants.items()))
-
-
-def _joined(
-    shape: tuple[int, ...], reads: tuple[int, ...], writes: tuple[int, ...]
-) -> list[tuple[int, int, int]]:
-    """Axes as (size, stride, stride), with those made one that are one in memory on both sides."""
-    axes = [(1, 1, 1)]
-    for size, read, write in zip(shape, reads, writes, strict=True):
-        before, far_read, far_write = axes[-1]
-        if size == 1:
-            continue
-        if before == 1:
-            axes[-1] = (size, read, write)
-        elif (far_read, far_write) == (size * read, size * write):
-            axes[-1] = (before * size, read, write)
-        else:
-            axes.append((size, read, write))
-    return axes
