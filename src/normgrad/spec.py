@@ -1,5 +1,6 @@
 """The request: which operator, on tensors of which shapes, strides and types. No data."""
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -145,6 +146,12 @@ def result_dtype(role: str, data: str, parameters: str, compute: str) -> str:
     if role == "dx":
         return data
     return compute if role in ("sum_dy", "sum_dy_xmu") else parameters
+
+
+@functools.cache
+def device_index(device: str) -> int:
+    """The number of a GPU; the first one where its name has none."""
+    return int(device.partition(":")[2] or 0)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

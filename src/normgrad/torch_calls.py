@@ -15,8 +15,8 @@ from normgrad.arrays import View
 from normgrad.dtypes import ITEMSIZE
 from normgrad.overlap import needs_bounce
 from normgrad.plan import Plan
-from normgrad.spec import ROLES, SLOT, Spec, TensorSpec
-from normgrad.torch_arrays import TYPES, address_of, device_index, in_kept
+from normgrad.spec import ROLES, SLOT, Spec, TensorSpec, device_index
+from normgrad.torch_arrays import TYPES, address_of, in_kept
 from normgrad.validate import public_names
 from normgrad.written import Given, Result, Roads, Source
 

@@ -8,8 +8,7 @@ import torch
 
 from normgrad import hostmem
 from normgrad.dtypes import ITEMSIZE
-from normgrad.spec import TensorSpec
-from normgrad.torch_arrays import device_index
+from normgrad.spec import TensorSpec, device_index
 
 _HOST_SOURCE = (0, 1)  # kinds whose source is host memory
 _HOST_TARGET = (0, 2)
