@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgrad import hostmem
+from normgrad.backends.base import not_on_host
 from normgrad.backends.reference import formula
 from normgrad.geometry import Geometry
 from normgrad.plan import Plan
@@ -25,9 +26,7 @@ class ReferenceBackend:
 
     def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
         """Only memory that the host cannot read."""
-        if spec.device != "cpu":
-            return f"it reads host memory only, the arrays are on {spec.device}"
-        return None
+        return not_on_host(spec.device)
 
     def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
         """Nothing to decide and no scratch memory."""
