@@ -8,7 +8,7 @@ from normgrad.arrays import View
 from normgrad.device import Memory
 from normgrad.device.failures import fail
 from normgrad.dtypes import ITEMSIZE
-from normgrad.hostmem import ALIGNMENT
+from normgrad.hostmem import ALIGNMENT, aligned
 from normgrad.overlap import detour, may_replace, needs_bounce
 from normgrad.plan import Plan
 from normgrad.spec import SLOT, TensorSpec
@@ -70,7 +70,7 @@ class Launch(NamedTuple):
     def run(self, memory: Memory, workspace: int | None, stream: int) -> None:
         """Compute. ``workspace`` has ``workspace_bytes`` at any address."""
         if workspace:
-            workspace = -(-workspace // ALIGNMENT) * ALIGNMENT
+            workspace = aligned(workspace)
         if not self.moves:
             self.plan.run(self.addresses, workspace, stream)
             return
@@ -146,9 +146,9 @@ def _detoured(plan: Plan, addresses: tuple[int | None, ...], names: Mapping[str,
     if not bounced:  # the ranges meet, the elements do not
         return Launch(plan, addresses, _padded(plan.workspace_bytes), ())
     plan, scratch = detour(plan, bounced)
-    offset = -(-plan.workspace_bytes // ALIGNMENT) * ALIGNMENT
+    offset = aligned(plan.workspace_bytes)
     moves = []
     for role, tensor in scratch.items():
         moves.append(Move(SLOT[role], offset, tensor, spec.present(role)))
-        offset += -(-tensor.size * ITEMSIZE[tensor.dtype] // ALIGNMENT) * ALIGNMENT
+        offset += aligned(tensor.size * ITEMSIZE[tensor.dtype])
     return Launch(plan, addresses, _padded(offset), tuple(moves))
