@@ -41,7 +41,7 @@ class Plan:
     def compiled(self) -> Compiled | None:
         """The plan for callers outside Python, where its backend has such a thing."""
         offer = getattr(self.backend, "compiled", None)
-        return offer(self) if offer is not None and self.spec.wanted else None
+        return None if offer is None or self.idle else offer(self)
 
 
 def make_plan(spec: Spec, backend: str | None = None) -> Plan:
