@@ -7,11 +7,7 @@ from normgrad import device
 from normgrad.device import memory
 from normgrad.device.failures import INTEGERS, described, is_null, one_of, whole
 from normgrad.device.memory import OwnershipError
-from normgrad.infiniop.constants import (
-    INFINI_DEVICE_CPU,
-    infiniDevice_t,
-    infinirtMemcpyKind_t,
-)
+from normgrad.infiniop.constants import INFINI_DEVICE_CPU, infiniDevice_t, infinirtMemcpyKind_t
 from normgrad.infiniop.status import (
     BAD_PARAM,
     NO_DEVICE,

@@ -10,15 +10,7 @@ from typing import Any, NamedTuple
 
 from normgrad.backends.cuda import mail
 from normgrad.backends.cuda.device import device_of
-from normgrad.backends.cuda.program import (
-    DATA_SLOTS,
-    NUMBER,
-    SLOTS,
-    Fill,
-    Launch,
-    Program,
-    Ref,
-)
+from normgrad.backends.cuda.program import DATA_SLOTS, NUMBER, SLOTS, Fill, Launch, Program, Ref
 from normgrad.backends.cuda.tiles import WIDE, ceil_div
 
 _POINTERS = {

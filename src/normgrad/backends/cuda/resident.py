@@ -16,14 +16,7 @@ from normgrad.backends.cuda.resident_blocks import (
     cut_slabs,
     head_bytes,
 )
-from normgrad.backends.cuda.tiles import (
-    THREADS,
-    WIDE,
-    alignment,
-    ceil_div,
-    magic,
-    power_of_two,
-)
+from normgrad.backends.cuda.tiles import THREADS, WIDE, alignment, ceil_div, magic, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
