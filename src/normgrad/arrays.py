@@ -26,6 +26,12 @@ class View(NamedTuple):
     owner: object
 
 
+def check_device(name: str, view: View, device: str) -> None:
+    """Everything is where ``input`` is."""
+    if view.device != device:
+        raise DeviceError(name, f"must be on input's device, {device}", view.device)
+
+
 class Kind(Protocol):
     """A family of arrays."""
 

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from normgrad import backends
 from normgrad import options as read
-from normgrad.arrays import Array, View, kind_of
-from normgrad.errors import DeviceError
+from normgrad.arrays import Array, View, check_device, kind_of
 from normgrad.overlap import needs_bounce
 from normgrad.plan import make_plan
 from normgrad.results import SLOTS, Call, check_types, given_views, into_given, into_new, new_result
@@ -140,12 +139,10 @@ def _device(views: Sequence[View | None], names: Mapping[str, str]) -> str:
     """Where all of them are."""
     x = views[1]
     assert x is not None
-    device = x.device
-    for slot, view in enumerate(views):
-        if view is not None and view.device != device:
-            rule = f"must be on {{x}}'s device, {device}"
-            raise DeviceError(ROLES[slot], rule, view.device, names)
-    return device
+    for role, view in zip(ROLES, views, strict=False):
+        if view is not None:
+            check_device(names.get(role, role), view, x.device)
+    return x.device
 
 
 def _outline(
@@ -251,7 +248,6 @@ def _spare(
         if array is not None:
             name = names.get(role, role)
             view = kind_of(array, name).view(array, name)
-            if view.device != device:
-                raise DeviceError(name, f"must be on input's device, {device}", view.device)
+            check_device(name, view, device)
             spare.append((role, view.tensor))
     return tuple(spare)
