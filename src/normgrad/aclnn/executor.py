@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from normgrad import device
 from normgrad.aclnn import products
 from normgrad.aclnn.products import Product
-from normgrad.aclnn.rules import Call, Operator
+from normgrad.aclnn.rules import Call, Page
 from normgrad.aclnn.runtime import stream_number
 from normgrad.aclnn.status import (
     ACL_SUCCESS,
@@ -75,7 +75,7 @@ def no_stage_one(status: Status) -> StageOneAnswer:
 
 
 def stage_one(
-    page: Operator,
+    page: Page,
     tensors: tuple[Any, ...],
     options: Callable[[], tuple[Any, ...]] = tuple,
     mask: Any = NO_MASK,
@@ -115,7 +115,7 @@ def stage_one(
     return ACL_SUCCESS, executor.workspace_bytes, executor
 
 
-def _nulls_as_none(page: Operator, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+def _nulls_as_none(page: Page, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """The tensors, with None for null; 161001 for the first that must not be."""
     # The type first: asking each of nine tensors whether it is null takes 1 us.
     kept = tuple(
@@ -127,7 +127,7 @@ def _nulls_as_none(page: Operator, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     return kept
 
 
-def _requested(page: Operator, tensors: tuple[Any, ...], bits: tuple[bool, ...]) -> tuple[Any, ...]:
+def _requested(page: Page, tensors: tuple[Any, ...], bits: tuple[bool, ...]) -> tuple[Any, ...]:
     """The tensors without the outputs that are masked off; the others must not be null."""
     first = len(tensors) - len(page.outputs)  # outputs are the last arguments
     kept = list(tensors)
@@ -150,7 +150,7 @@ def _bits(mask: Any) -> tuple[bool, ...]:
 
 @functools.lru_cache(maxsize=_CACHED)
 def _decide(
-    page: Operator,
+    page: Page,
     product: Product,
     saved: StatisticKind,
     kinds: tuple[TensorKind | None, ...],
@@ -180,7 +180,7 @@ def _decide(
     return Decision(Arrangement(plan, names), tuple(slots))
 
 
-def _check_places(page: Operator, given: dict[str, TensorKind], where: str) -> None:
+def _check_places(page: Page, given: dict[str, TensorKind], where: str) -> None:
     for name, kind in given.items():
         if kind.device != where:
             fail(INVALID, f"{name} must be on the device of input, {where}, got {kind.device}")
