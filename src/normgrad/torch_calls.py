@@ -248,11 +248,11 @@ def _launcher(plan: Plan) -> _Launch:
     device, nbytes, run = plan.spec.device, plan.workspace_bytes, plan.run
     index = None if device == "cpu" else device_index(device)
     # The CPU backend keeps scratch memory: torch's takes 30 us with cold caches.
-    none = nbytes == 0 or plan.backend.name == "cpu"
+    needs_none = nbytes == 0 or plan.backend.name == "cpu"
 
     def launch(addresses: list[int | None], like: torch.Tensor) -> None:
         stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
-        if none:
+        if needs_none:
             run(addresses, None, stream)
         elif index is not None and stream == 0 and nbytes <= _STAYING:
             run(addresses, _staying(index, nbytes), stream)
