@@ -7,7 +7,7 @@ seen before reads its arrays, makes its results and hands addresses to the backe
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from normgrad import backends
 from normgrad import options as read
@@ -17,6 +17,9 @@ from normgrad.plan import make_plan
 from normgrad.results import SLOTS, Call, check_types, given_views, into_given, into_new, new_result
 from normgrad.spec import DATA, RESULTS, ROLES, Op, Spec, TensorSpec
 from normgrad.validate import public_names, validate_operands
+
+if TYPE_CHECKING:
+    from normgrad.torch_calls import Known
 
 # What the settings of a call mean, in the order in which a public function passes them.
 _SETTINGS: Final = {
@@ -62,7 +65,7 @@ def compute(
         entries, seen = (), None
     for known in entries:
         if known.same(*present):
-            results: tuple[Array | None, ...] | None = known.call(arrays, out)
+            results = known.call(arrays, out)
             if results is not None:
                 return results
             seen = None  # no need to know it twice
@@ -101,7 +104,7 @@ def compute(
 
 
 # Calls on plain torch tensors that were seen before, by what can be read off quickest.
-_known: dict[Any, tuple[Any, ...]] = {}
+_known: "dict[Any, tuple[Known, ...]]" = {}
 
 
 def _remember(

@@ -7,7 +7,7 @@ from typing import Any
 from normgrad.backends.base import broken, missing, unknown_to_fast
 from normgrad.backends.cuda import strategies
 from normgrad.backends.cuda.device import INTERPRETER, device_of
-from normgrad.backends.cuda.launch import Aligned, Ready, has_mail, interpreting, run_program
+from normgrad.backends.cuda.launch import Aligned, has_mail, interpreting, run_program
 from normgrad.backends.cuda.mail import Mail, mail_of
 from normgrad.backends.cuda.program import Program
 from normgrad.backends.cuda.written import Site, write
@@ -79,7 +79,7 @@ class CudaBackend:
 
         assert isinstance(program, Program)
         mailed = has_mail(program)
-        steps: list[Ready] | None = program.prepared.get((index, Aligned.ALL, mailed))
+        steps = program.prepared.get((index, Aligned.ALL, mailed))
         if steps is None or not all(step.arguments for step in steps):
             return None
         stream = torch._C._cuda_getCurrentRawStream

@@ -6,12 +6,15 @@ tested on a machine without a GPU.
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normgrad.backends.cuda.tiles import WIDE, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import joined_axes, reshaped_strides
 from normgrad.spec import DATA, ROLES, Spec, TensorSpec, row_major
+
+if TYPE_CHECKING:
+    from normgrad.backends.cuda.launch import Aligned, Ready
 
 _ITEMSIZE = {**ITEMSIZE, "uint64": 8}
 _ALIGNMENT = 256  # of every piece of the workspace
@@ -91,8 +94,10 @@ class Program:
     # What runs where data start at no multiple of 16 bytes, if that is another program.
     unaligned: "Program | None" = None
     words: int = 0  # that blocks of one of the steps exchange; another step clears them before
-    # Compiled kernels by device and alignment: filled by the first run.
-    prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    # Compiled kernels by device, alignment and whether `mail` has the words: by the first run.
+    prepared: "dict[tuple[int, Aligned, bool], list[Ready]]" = field(
+        default_factory=dict, compare=False, repr=False
+    )
     slots: tuple[int, ...] = field(init=False, compare=False, repr=False)  # that steps touch
 
     def __post_init__(self) -> None:
