@@ -26,12 +26,6 @@ class View(NamedTuple):
     owner: object
 
 
-def check_device(name: str, view: View, device: str) -> None:
-    """Everything is where ``input`` is."""
-    if view.device != device:
-        raise DeviceError(name, f"must be on input's device, {device}", view.device)
-
-
 class Kind(Protocol):
     """A family of arrays."""
 
@@ -107,6 +101,11 @@ def misaligned(name: str, address: int) -> ArrayTypeError:
     return ArrayTypeError(
         name, "must be aligned to its elements", f"address {address:#x} (pass a copy)"
     )
+
+
+def elsewhere(name: str, view: View, device: str) -> DeviceError:
+    """Of an array that is not where ``input`` is."""
+    return DeviceError(name, f"must be on input's device, {device}", view.device)
 
 
 class NumpyKind:

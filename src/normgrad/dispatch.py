@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from normgrad import backends
 from normgrad import options as read
-from normgrad.arrays import Array, View, check_device, kind_of
+from normgrad.arrays import Array, View, elsewhere, kind_of
 from normgrad.overlap import needs_bounce
 from normgrad.plan import make_plan
 from normgrad.results import SLOTS, Call, check_types, given_views, into_given, into_new, new_result
@@ -142,10 +142,11 @@ def _device(views: Sequence[View | None], names: Mapping[str, str]) -> str:
     """Where all of them are."""
     x = views[1]
     assert x is not None
-    for role, view in zip(ROLES, views, strict=False):
-        if view is not None:
-            check_device(names.get(role, role), view, x.device)
-    return x.device
+    device = x.device
+    for slot, view in enumerate(views):
+        if view is not None and view.device != device:
+            raise elsewhere(names.get(ROLES[slot], ROLES[slot]), view, device)
+    return device
 
 
 def _outline(
@@ -251,6 +252,7 @@ def _spare(
         if array is not None:
             name = names.get(role, role)
             view = kind_of(array, name).view(array, name)
-            check_device(name, view, device)
+            if view.device != device:
+                raise elsewhere(name, view, device)
             spare.append((role, view.tensor))
     return tuple(spare)

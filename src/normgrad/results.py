@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from normgrad.arrays import Array, Kind, View, check_device, kind_of
+from normgrad.arrays import Array, Kind, View, elsewhere, kind_of
 from normgrad.dtypes import compute_dtype
 from normgrad.errors import ArrayTypeError, DtypeError, OptionError
 from normgrad.overlap import detour
@@ -46,7 +46,8 @@ def given_views(
         if array is None:
             continue
         view = views[role] = kind_of(array, name).result_view(array, name)
-        check_device(name, view, device)
+        if view.device != device:
+            raise elsewhere(name, view, device)
     return views
 
 
