@@ -195,14 +195,10 @@ def _check_memory(name: str, tensor: aclTensor) -> None:
         fail(NULLPTR, f"{name}'s data must not be null for shape {tensor.kind.tensor.shape}")
     check_place(INVALID, name, tensor, tensor.itemsize)
     if memory.checked and tensor.owner is None:
-        _check_live(INVALID, name, tensor.low, tensor.high, tensor.kind.device)
-
-
-def _check_live(status: Status, name: str, low: int, high: int, where: str) -> None:
-    try:
-        memory.DEVICE.require(low, high, where)
-    except OwnershipError as fault:
-        fail(status, f"{name} must lie in live device memory: {fault}")
+        try:
+            memory.DEVICE.require(tensor.low, tensor.high, tensor.kind.device)
+        except OwnershipError as fault:
+            fail(INVALID, f"{name} must lie in live device memory: {fault}")
 
 
 def stage_two(name: str, workspace: Any, workspaceSize: Any, executor: Any, stream: Any) -> Status:
@@ -258,14 +254,18 @@ def _check_usable(executor: Any) -> aclOpExecutor:
 
 def _check_again(executor: aclOpExecutor, workspace: int) -> None:
     """What held in stage 1 may have been freed or destroyed since."""
-    for name, tensor in executor.tensors:
-        if not tensor.alive:
-            fail(RUNTIME, f"{name} must live until stage 2 returns, got a destroyed aclTensor")
-        if tensor.owner is None and tensor.low != tensor.high:
-            _check_live(RUNTIME, name, tensor.low, tensor.high, tensor.kind.device)
-    if executor.workspace_bytes:
-        end = workspace + executor.workspace_bytes
-        _check_live(RUNTIME, "workspace", workspace, end, executor.memory.device)
+    try:
+        for name, tensor in executor.tensors:
+            if not tensor.alive:
+                fail(RUNTIME, f"{name} must live until stage 2 returns, got a destroyed aclTensor")
+            if tensor.owner is None and tensor.low != tensor.high:
+                memory.DEVICE.require(tensor.low, tensor.high, tensor.kind.device)
+        name = "workspace"
+        if executor.workspace_bytes:
+            end = workspace + executor.workspace_bytes
+            memory.DEVICE.require(workspace, end, executor.memory.device)
+    except OwnershipError as fault:
+        fail(RUNTIME, f"{name} must lie in live device memory: {fault}")
 
 
 @operator_status
