@@ -54,21 +54,20 @@ def backend_params(*, without=()):
     ]
 
 
-@pytest.fixture(params=backend_params())
-def backend(request):
-    """The name of each backend that works here; the others skip with their own reason."""
-    name = request.param
+def usable(name):
     reason = backends.get(name).unavailable()
     if reason is not None:
         pytest.skip(f"{name}: {reason}")
     return name
+
+
+@pytest.fixture(params=backend_params())
+def backend(request):
+    """The name of each backend that works here; the others skip with their own reason."""
+    return usable(request.param)
 
 
 @pytest.fixture(params=backend_params(without=("cuda",)))
 def host_backend(request):
     """The same for backends that take host memory."""
-    name = request.param
-    reason = backends.get(name).unavailable()
-    if reason is not None:
-        pytest.skip(f"{name}: {reason}")
-    return name
+    return usable(request.param)

@@ -103,6 +103,11 @@ def misaligned(name: str, address: int) -> ArrayTypeError:
     )
 
 
+def elsewhere(name: str, view: View, device: str) -> DeviceError:
+    """Of an array that is not where ``input`` is."""
+    return DeviceError(name, f"must be on input's device, {device}", view.device)
+
+
 class NumpyKind:
     """NumPy arrays; bfloat16 is ml_dtypes'."""
 

@@ -8,17 +8,19 @@ import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from normgrad import backends
 from normgrad import options as read
-from normgrad.arrays import Array, View, kind_of
-from normgrad.errors import DeviceError
+from normgrad.arrays import Array, View, elsewhere, kind_of
 from normgrad.overlap import needs_bounce
 from normgrad.plan import make_plan
 from normgrad.results import SLOTS, Call, check_types, given_views, into_given, into_new, new_result
 from normgrad.spec import DATA, RESULTS, ROLES, Op, Spec, TensorSpec
 from normgrad.validate import public_names, validate_operands
+
+if TYPE_CHECKING:
+    from normgrad.torch_calls import Known
 
 # What the settings of a call mean, in the order in which a public function passes them.
 _SETTINGS: Final = {
@@ -67,7 +69,7 @@ def compute(
         entries = ()
     for known in entries:
         if known.same(*present):
-            results: tuple[Array | None, ...] | None = known.call(arrays, out)
+            results = known.call(arrays, out)
             if results is not None:
                 return results
             seen = None  # no need to know it twice
@@ -106,7 +108,7 @@ def compute(
 
 
 # Calls on plain torch tensors that were seen before, by what can be read off quickest.
-_known: dict[Any, tuple[Any, ...]] = {}
+_known: "dict[Any, tuple[Known, ...]]" = {}
 
 
 def _remember(
@@ -147,8 +149,7 @@ def _device(views: Sequence[View | None], names: Mapping[str, str]) -> str:
     device = x.device
     for slot, view in enumerate(views):
         if view is not None and view.device != device:
-            rule = f"must be on {{x}}'s device, {device}"
-            raise DeviceError(ROLES[slot], rule, view.device, names)
+            raise elsewhere(names.get(ROLES[slot], ROLES[slot]), view, device)
     return device
 
 
@@ -256,6 +257,6 @@ def _spare(
             name = names.get(role, role)
             view = kind_of(array, name).view(array, name)
             if view.device != device:
-                raise DeviceError(name, f"must be on input's device, {device}", view.device)
+                raise elsewhere(name, view, device)
             spare.append((role, view.tensor))
     return tuple(spare)

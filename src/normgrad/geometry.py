@@ -94,6 +94,21 @@ def geometry_of(spec: Spec) -> Geometry:
     )
 
 
+def joined_axes(
+    shape: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]
+) -> list[tuple[int, int, int]]:
+    """Axes as (size, stride, stride), those made one that are one in memory by both strides."""
+    axes: list[tuple[int, int, int]] = []
+    for size, one, two in zip(shape, first, second, strict=True):
+        if size == 1:
+            continue
+        if axes and axes[-1][1:] == (size * one, size * two):
+            axes[-1] = (axes[-1][0] * size, one, two)
+        else:
+            axes.append((size, one, two))
+    return axes
+
+
 def reshaped_strides(tensor: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Strides that read ``tensor`` in row-major order as ``shape``; None where a copy is needed."""
     if tensor.size == 0:

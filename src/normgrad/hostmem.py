@@ -49,8 +49,12 @@ def _madvise() -> Any:
 def aligned_bytes(nbytes: int) -> tuple[NDArray[np.uint8], int]:
     """New memory: what owns it, and an address in it from which on so many bytes are there."""
     owner = np.empty(nbytes + ALIGNMENT, np.uint8)
-    address: int = owner.__array_interface__["data"][0]
-    return owner, -(-address // ALIGNMENT) * ALIGNMENT
+    return owner, aligned(owner.__array_interface__["data"][0])
+
+
+def aligned(place: int) -> int:
+    """The first cache line that begins at a place or behind it."""
+    return -(-place // ALIGNMENT) * ALIGNMENT
 
 
 @functools.lru_cache(maxsize=4096)

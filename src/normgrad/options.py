@@ -13,7 +13,7 @@ ALL_SUMS = (True, True, True, True)
 
 def flag(name: str, value: Any) -> bool:
     """True or False, of Python or of NumPy; a 0 or a "no" is more likely a mistake."""
-    if value is True or value is False or _is_bool(value):
+    if is_bool(value):
         return bool(value)
     raise OptionError(name, "must be True or False", repr(value))
 
@@ -26,15 +26,16 @@ def mask(value: Any, length: int) -> tuple[bool, ...]:
         bits = ()
     for bit in bits:
         if bit is not True and bit is not False:  # NumPy's, or none at all
-            bits = tuple(bool(bit) for bit in bits if _is_bool(bit))
+            bits = tuple(bool(bit) for bit in bits if is_bool(bit))
             break
     if len(bits) != length:
         raise OptionError("output_mask", f"must be {length} booleans", repr(value))
     return bits
 
 
-def _is_bool(value: Any) -> bool:
-    return type(value).__name__ in ("bool", "bool_")  # NumPy's class has either name
+def is_bool(value: Any) -> bool:
+    """Whether it is one of Python or of NumPy, whose class has the same name."""
+    return type(value).__name__ == "bool"
 
 
 def number(name: str, value: Any) -> float:

@@ -46,11 +46,7 @@ def may_replace(result: str, other: str) -> bool:
 
 def detour(plan: Plan, bounced: Iterable[str]) -> tuple[Plan, dict[str, TensorSpec]]:
     """The plan with some results in new memory instead, laid out alike, and how they lie there."""
-    fresh = {}
-    for role in sorted(bounced):
-        tensor = plan.spec.tensor(role)
-        assert tensor is not None
-        fresh[role] = dense_like(tensor)
+    fresh = {role: dense_like(plan.spec.present(role)) for role in sorted(bounced)}
     return make_plan(plan.spec.with_tensors(fresh), plan.backend.name), fresh
 
 

@@ -41,7 +41,7 @@ class Plan:
     def compiled(self) -> Compiled | None:
         """The plan for callers outside Python, where its backend has such a thing."""
         offer = getattr(self.backend, "compiled", None)
-        return offer(self) if offer is not None and self.spec.wanted else None
+        return None if offer is None or self.idle else offer(self)
 
 
 def make_plan(spec: Spec, backend: str | None = None) -> Plan:
@@ -51,8 +51,8 @@ def make_plan(spec: Spec, backend: str | None = None) -> Plan:
 
 def arithmetic(spec: Spec) -> str:
     """The type of all arithmetic, from those of the operands and of the wanted results."""
-    tensors = [spec.tensor(role) for role in (*spec.operands, *spec.wanted) if role != "counter"]
-    return compute_dtype(tuple(tensor.dtype for tensor in tensors if tensor is not None))
+    roles = [role for role in (*spec.operands, *spec.wanted) if role != "counter"]
+    return compute_dtype(tuple(spec.present(role).dtype for role in roles))
 
 
 @functools.lru_cache(maxsize=_CACHED_PLANS)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from normgrad.arrays import Array, Kind, View, kind_of
+from normgrad.arrays import Array, Kind, View, elsewhere, kind_of
 from normgrad.dtypes import compute_dtype
-from normgrad.errors import ArrayTypeError, DeviceError, DtypeError, OptionError
+from normgrad.errors import ArrayTypeError, DtypeError, OptionError
 from normgrad.overlap import detour
 from normgrad.plan import Plan
 from normgrad.spec import RESULTS, SLOT, Op, Spec, TensorSpec, dense_like, result_dtype
@@ -47,7 +47,7 @@ def given_views(
             continue
         view = views[role] = kind_of(array, name).result_view(array, name)
         if view.device != device:
-            raise DeviceError(name, f"must be on input's device, {device}", view.device)
+            raise elsewhere(name, view, device)
     return views
 
 

@@ -1,5 +1,6 @@
 """The request: which operator, on tensors of which shapes, strides and types. No data."""
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -112,6 +113,12 @@ class Spec:
         tensor: TensorSpec | None = getattr(self, role)
         return tensor
 
+    def present(self, role: str) -> TensorSpec:
+        """The tensor in a slot that has one."""
+        tensor = self.tensor(role)
+        assert tensor is not None
+        return tensor
+
     def with_tensors(self, tensors: Mapping[str, TensorSpec | None]) -> "Spec":
         """The same request with other tensors in some slots."""
         return replace(self, **tensors)  # type: ignore[arg-type]
@@ -139,6 +146,12 @@ def result_dtype(role: str, data: str, parameters: str, compute: str) -> str:
     if role == "dx":
         return data
     return compute if role in ("sum_dy", "sum_dy_xmu") else parameters
+
+
+@functools.cache
+def device_index(device: str) -> int:
+    """The number of a GPU; the first one where its name has none."""
+    return int(device.partition(":")[2] or 0)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

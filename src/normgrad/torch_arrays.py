@@ -7,11 +7,10 @@ import torch
 from torch.autograd.graph import increment_version
 
 from normgrad import hostmem, kept
+from normgrad.arrays import View, misaligned
 from normgrad.errors import ArrayTypeError, DeviceError, ReadOnlyError
-from normgrad.spec import TensorSpec
+from normgrad.spec import TensorSpec, device_index
 from normgrad.strides import without_idle_strides
-
-from .arrays import View, misaligned
 
 _NAMES = {
     torch.float16: "float16",
@@ -40,12 +39,6 @@ def _place(array: torch.Tensor, name: str) -> str:
 def _device(name: str) -> torch.device:
     """A device by name; torch would parse the name on every call."""
     return torch.device(name)
-
-
-@functools.cache
-def device_index(name: str) -> int:
-    """The number of a GPU; the first one where its name has none."""
-    return int(name.partition(":")[2] or 0)
 
 
 def _address(array: torch.Tensor, name: str) -> int:

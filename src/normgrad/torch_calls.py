@@ -15,8 +15,8 @@ from normgrad.arrays import View
 from normgrad.dtypes import ITEMSIZE
 from normgrad.overlap import needs_bounce
 from normgrad.plan import Plan
-from normgrad.spec import ROLES, SLOT, Spec, TensorSpec
-from normgrad.torch_arrays import TYPES, address_of, device_index, in_kept
+from normgrad.spec import ROLES, SLOT, Spec, TensorSpec, device_index
+from normgrad.torch_arrays import TYPES, address_of, in_kept
 from normgrad.validate import public_names
 from normgrad.written import Given, Result, Roads, Source
 
@@ -193,9 +193,7 @@ def _into_given(plan: Plan, launch: _Launch, given: Given) -> Callable[..., tupl
 def _apart(spec: Spec) -> Callable[[tuple[int, ...]], bool]:
     """Whether results at these addresses can be written where they are."""
     present = {*spec.operands, *spec.wanted}
-    tensors: dict[str, TensorSpec] = {
-        role: tensor for role in ROLES if role in present and (tensor := spec.tensor(role))
-    }
+    tensors: dict[str, TensorSpec] = {role: spec.present(role) for role in ROLES if role in present}
     # From an address on: torch has no strides below 0.
     sizes = [hostmem.byte_range(tensor)[1] for tensor in tensors.values()]
     between = [ITEMSIZE[tensor.dtype] - 1 for tensor in tensors.values()]  # bits of no element
@@ -251,11 +249,11 @@ def _launcher(plan: Plan) -> _Launch:
     device, nbytes, run = plan.spec.device, plan.workspace_bytes, plan.run
     index = None if device == "cpu" else device_index(device)
     # The CPU backend keeps scratch memory: torch's takes 30 us with cold caches.
-    none = nbytes == 0 or plan.backend.name == "cpu"
+    needs_none = nbytes == 0 or plan.backend.name == "cpu"
 
     def launch(addresses: list[int | None], like: torch.Tensor) -> None:
         stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
-        if none:
+        if needs_none:
             run(addresses, None, stream)
         elif index is not None and stream == 0 and nbytes <= _STAYING:
             run(addresses, _staying(index, nbytes), stream)

@@ -94,10 +94,10 @@ def _check_given(spec: Spec) -> None:
 
 
 def _check_dtypes(spec: Spec) -> None:
-    named = [(role, spec.tensor(role)) for role in (*spec.operands, *spec.wanted)]
+    named = [(role, spec.present(role)) for role in (*spec.operands, *spec.wanted)]
     for role, tensor in (*named, *spec.unread):
         allowed = COUNTS if role == "counter" else tuple(FLOATS)
-        if tensor is not None and tensor.dtype not in allowed:
+        if tensor.dtype not in allowed:
             raise DtypeError(role, f"must be of type {', '.join(allowed)}", tensor.dtype)
 
 
@@ -185,15 +185,12 @@ def _check_vectors(spec: Spec) -> None:
 
 
 def _check_statistics(spec: Spec, expected: int, wording: str) -> None:
-    for role in ("mean", "rstd"):
-        tensor = spec.tensor(role)
-        assert tensor is not None
-        _check_size(role, tensor, expected, wording)
-    assert spec.mean is not None
-    assert spec.rstd is not None
-    if spec.extents is None and spec.mean.shape != spec.rstd.shape:
-        rule = f"must have the shape of {{mean}}, {spec.mean.shape}"
-        raise ShapeError("rstd", rule, f"shape {spec.rstd.shape}")
+    mean, rstd = spec.present("mean"), spec.present("rstd")
+    _check_size("mean", mean, expected, wording)
+    _check_size("rstd", rstd, expected, wording)
+    if spec.extents is None and mean.shape != rstd.shape:
+        rule = f"must have the shape of {{mean}}, {mean.shape}"
+        raise ShapeError("rstd", rule, f"shape {rstd.shape}")
 
 
 def _check_size(role: str, tensor: TensorSpec, expected: int, wording: str) -> None:
@@ -216,8 +213,7 @@ def _check_results(spec: Spec) -> None:
 
 
 def _check_result(spec: Spec, role: str) -> None:
-    tensor = spec.tensor(role)
-    assert tensor is not None
+    tensor = spec.present(role)
     expected = result_shape(spec, role)
     if tensor.shape != expected:
         raise ShapeError(role, f"must have the shape {expected}", f"shape {tensor.shape}")
@@ -231,8 +227,7 @@ def _check_result(spec: Spec, role: str) -> None:
 
 
 def _check_span(spec: Spec, role: str) -> None:
-    tensor = spec.tensor(role)
-    assert tensor is not None
+    tensor = spec.present(role)
     low, high = byte_range(tensor)
     # With strides of 0 there may be more elements than bytes.
     if max(high - low, tensor.size * ITEMSIZE[tensor.dtype]) >= 1 << _ADDRESS_BITS:

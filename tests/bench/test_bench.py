@@ -298,7 +298,7 @@ def test_each_time_has_its_place_in_the_row():
 
 
 @pytest.mark.parametrize("speeds", [(10.0, 20.0), (20.0, 10.0)])
-def test_the_faster_copy_of_the_two_is_the_floor(speeds, monkeypatch, tmp_path, capsys):
+def test_the_faster_copy_of_the_two_is_the_floor(speeds, monkeypatch, tmp_path):
     measured = iter(speeds)
     monkeypatch.setattr(timing.CpuTimer, "copy_gbps", lambda self: next(measured))
     path = tmp_path / "run.json"

@@ -138,7 +138,7 @@ def test_a_crash_fails_its_case_and_no_other(function, words, capsys, monkeypatc
     assert out.count(f"the process crashed: {words}") == 2
 
 
-def test_a_check_stopped_by_hand_ends_quietly(capsys):
+def test_a_check_stopped_by_hand_ends_quietly():
     assert check("implementations:hears_a_signal") == 0  # the command ends it, not the terminal
     command = [
         sys.executable,

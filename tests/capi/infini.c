@@ -9,17 +9,8 @@
 #include "infiniop.h"
 #include "infinirt.h"
 
-static int complaints;
-
-#define EXPECT(got, want)                                                                       \
-    do {                                                                                        \
-        long long got_ = (long long)(got), want_ = (long long)(want);                           \
-        if (got_ != want_) {                                                                    \
-            fprintf(stderr, "%s:%d: %s is %lld, not %lld (%s)\n", __FILE__, __LINE__, #got,     \
-                    got_, want_, infiniGetRecentErrMsg());                                      \
-            complaints++;                                                                       \
-        }                                                                                       \
-    } while (0)
+#define RECENT infiniGetRecentErrMsg
+#include "expect.h"
 
 enum { N = 1, C = 2, L = 4, BIG = 8 };
 

@@ -10,17 +10,8 @@
 #include "acl/acl.h"
 #include "aclnnop/aclnn_layer_norm_backward.h"
 
-static int complaints;
-
-#define EXPECT(got, want)                                                                       \
-    do {                                                                                        \
-        long long got_ = (long long)(got), want_ = (long long)(want);                           \
-        if (got_ != want_) {                                                                    \
-            fprintf(stderr, "%s:%d: %s is %lld, not %lld (%s)\n", __FILE__, __LINE__, #got,     \
-                    got_, want_, aclGetRecentErrMsg());                                         \
-            complaints++;                                                                       \
-        }                                                                                       \
-    } while (0)
+#define RECENT aclGetRecentErrMsg
+#include "expect.h"
 
 struct layer {
     float x[4], dy[4], mean[2], rstd[2], gamma[2], dx[4], dgamma[2], dbeta[2];

@@ -97,7 +97,7 @@ def test_the_last_handle_is_used_up(name, arguments):
 )
 def test_checked_mode_tells_every_failure(monkeypatch, capsys, checked, name, arguments, words):
     monkeypatch.setattr(memory, "checked", checked)
-    monkeypatch.setattr(products, "_settings", products._Settings())
+    monkeypatch.setattr(products, "SETTINGS", products._Settings())
     monkeypatch.setenv("NORMGRAD_PRODUCT", "a-toaster")
     UsedUp()(name, *arguments)
     told = capsys.readouterr().err.splitlines()

@@ -1,7 +1,7 @@
 """Programs for tests, on GPUs that need not be here."""
 
 from normgrad.backends.cuda.device import KNOWN
-from normgrad.backends.cuda.program import Fill, Launch, Ref
+from normgrad.backends.cuda.program import Launch
 from normgrad.bench.suites import rows, suite
 from normgrad.cli.plan import program_of, spec_of
 from normgrad.spec import Op
@@ -22,12 +22,7 @@ def plan(op, shape, dtype="bfloat16", layout="contiguous", device="h200", **opti
 
 COLUMN_KERNELS = {"columns.column_slabs", "column_streams.column_streams"}
 # Kernels that copy asynchronously.
-COPYING = {
-    "planes.plane_slabs",
-    "row_ring.whole_rows",
-    "row_teams.layer_teams",
-    *COLUMN_KERNELS,
-}
+COPYING = {"planes.plane_slabs", "row_ring.whole_rows", "row_teams.layer_teams", *COLUMN_KERNELS}
 
 
 def launches(program):
@@ -41,8 +36,7 @@ def kernels(program):
 
 def roles(step):
     """The tensors of the caller that a step touches."""
-    given = [step.target] if isinstance(step, Fill) else dict(step.arguments).values()
-    return {ref.role for ref in given if isinstance(ref, Ref) and ref.role}
+    return {ref.role for ref in step.refs if ref.role}
 
 
 def blocks_of(step):

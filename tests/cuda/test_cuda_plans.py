@@ -19,7 +19,7 @@ from cuda_plans import (
 
 from normgrad import verify
 from normgrad.backends.cuda.device import INTERPRETER, KNOWN
-from normgrad.backends.cuda.program import Builder, Fill, Ref
+from normgrad.backends.cuda.program import Builder, Fill
 from normgrad.cli.plan import program_of, spec_of
 from normgrad.spec import DATA, RESULTS, ROLES
 
@@ -389,9 +389,8 @@ def test_pieces_of_the_workspace_lie_apart_and_inside(known, monkeypatch):
     for name, program in found.items():
         starts = set()
         for step in program.steps:
-            given = [step.target] if isinstance(step, Fill) else dict(step.arguments).values()
-            for ref in given:
-                if isinstance(ref, Ref) and ref.role == "":
+            for ref in step.refs:
+                if ref.role == "":
                     # The second of two sums starts right after the first.
                     assert ref.offset % BYTES[ref.dtype] == 0, name
                     assert 0 <= ref.offset < program.workspace_bytes, name

@@ -3,15 +3,7 @@
 import types
 
 import pytest
-from cuda_calls import (
-    GPU,
-    differences,
-    each_request,
-    make,
-    replaced,
-    run,
-    torch,
-)
+from cuda_calls import GPU, differences, each_request, make, replaced, run, torch
 
 pytestmark = GPU
 

@@ -4,17 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from cuda_calls import (
-    GPU,
-    copied,
-    differences,
-    each_request,
-    make,
-    poison,
-    replaced,
-    run,
-    torch,
-)
+from cuda_calls import GPU, copied, differences, each_request, make, poison, replaced, run, torch
 
 from normgrad.bench import truth
 from normgrad.bench.suites import suite

@@ -5,17 +5,7 @@ import functools
 import aclnn_calls
 import numpy as np
 import pytest
-from aclnn_calls import (
-    BATCH_NORM,
-    BF16,
-    F16,
-    F32,
-    arguments,
-    compute,
-    mask,
-    refused,
-    tensor,
-)
+from aclnn_calls import BATCH_NORM, BF16, F16, F32, arguments, compute, mask, refused, tensor
 
 from normgrad import aclnn
 

@@ -241,7 +241,7 @@ def test_errors_are_told_to_the_thread_that_made_them():
 def test_unknown_product_is_a_status(monkeypatch):
     from normgrad.aclnn import products
 
-    monkeypatch.setattr(products, "_settings", products._Settings())
+    monkeypatch.setattr(products, "SETTINGS", products._Settings())
     monkeypatch.setenv("NORMGRAD_PRODUCT", "atlas-9000")
     assert stage_one(BATCH_NORM, arguments(BATCH_NORM))[0] == 561000
     assert "product must be one of ascend950" in said()
@@ -255,7 +255,7 @@ def test_unknown_product_is_a_status(monkeypatch):
 def test_a_wrong_environment_does_not_stop_what_sets_it_right(monkeypatch):
     from normgrad.aclnn import products
 
-    monkeypatch.setattr(products, "_settings", products._Settings())
+    monkeypatch.setattr(products, "SETTINGS", products._Settings())
     monkeypatch.setenv("NORMGRAD_PRODUCT", "atlas-9000")
     monkeypatch.setenv("NORMGRAD_SAVE_INVSTD_IS", "deviation")
     aclnn.set_product("atlas-a2")

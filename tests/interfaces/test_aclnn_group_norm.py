@@ -5,15 +5,7 @@ import functools
 import aclnn_calls
 import numpy as np
 import pytest
-from aclnn_calls import (
-    BF16,
-    F16,
-    F32,
-    GROUP_NORM,
-    arguments,
-    compute,
-    tensor,
-)
+from aclnn_calls import BF16, F16, F32, GROUP_NORM, arguments, compute, tensor
 
 from normgrad import aclnn, group_norm_backward
 

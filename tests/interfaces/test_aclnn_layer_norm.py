@@ -5,16 +5,7 @@ import functools
 import aclnn_calls
 import numpy as np
 import pytest
-from aclnn_calls import (
-    BF16,
-    F16,
-    F32,
-    LAYER_NORM,
-    arguments,
-    compute,
-    sizes,
-    tensor,
-)
+from aclnn_calls import BF16, F16, F32, LAYER_NORM, arguments, compute, sizes, tensor
 
 from normgrad import aclnn
 

@@ -19,7 +19,7 @@ from normgrad.aclnn.options import number, truth
 from normgrad.aclnn.products import BATCH_NORM
 from normgrad.aclnn.rules import (
     Call,
-    Operator,
+    Page,
     floats,
     mask_has_three,
     no_private_format,
@@ -113,7 +113,7 @@ def request(call: Call) -> tuple[Spec, Mapping[str, str]]:
     return spec, names | dict(unread)
 
 
-PAGE: Final = Operator(
+PAGE: Final = Page(
     name=BATCH_NORM,
     tensors=("gradOut", "input", *VECTORS, "gradInput", *PARAM_GRADS),
     required=("gradOut", "input"),

@@ -6,7 +6,7 @@ from typing import Any, Final
 from normgrad.aclnn.constants import ACL_FLOAT, ACL_FLOAT16, ACL_INT32
 from normgrad.aclnn.executor import StageOneAnswer, no_stage_one, stage_one, stage_two
 from normgrad.aclnn.products import ELEMT
-from normgrad.aclnn.rules import Call, Operator, floats, no_private_format, types
+from normgrad.aclnn.rules import Call, Page, floats, no_private_format, types
 from normgrad.aclnn.status import OPERATOR_CODES, Status, operator_status, reports
 from normgrad.aclnn.tensors import aclTensor
 from normgrad.spec import Op, Spec
@@ -32,7 +32,7 @@ def request(call: Call) -> tuple[Spec, Mapping[str, str]]:
     return Spec(op=Op.BATCH_NORM_ELEMT, **arguments, device=device), NAMES
 
 
-PAGE: Final = Operator(
+PAGE: Final = Page(
     name=ELEMT,
     tensors=tuple(NAMES.values()),
     required=tuple(name for name in NAMES.values() if name != "weight"),

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from normgrad import device
-from normgrad.aclnn.products import Product, settings
-from normgrad.aclnn.rules import Call, Operator
+from normgrad.aclnn import products
+from normgrad.aclnn.products import Product
+from normgrad.aclnn.rules import Call, Page
 from normgrad.aclnn.runtime import stream_number
 from normgrad.aclnn.status import (
     ACL_SUCCESS,
@@ -74,7 +75,7 @@ def no_stage_one(status: Status) -> StageOneAnswer:
 
 
 def stage_one(
-    page: Operator,
+    page: Page,
     tensors: tuple[Any, ...],
     options: Callable[[], tuple[Any, ...]] = tuple,
     mask: Any = NO_MASK,
@@ -84,7 +85,7 @@ def stage_one(
     bits = _bits(mask)
     if mask is not NO_MASK:
         tensors = _requested(page, tensors, bits)
-    current = settings()
+    current = products.SETTINGS
     if page.name not in current.product.operators:
         fail(NO_KERNEL, f"{current.product.title} has no {page.name}")
     if mask is not NO_MASK:
@@ -114,7 +115,7 @@ def stage_one(
     return ACL_SUCCESS, executor.workspace_bytes, executor
 
 
-def _nulls_as_none(page: Operator, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+def _nulls_as_none(page: Page, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """The tensors, with None for null; 161001 for the first that must not be."""
     # The type first: asking each of nine tensors whether it is null takes 1 us.
     kept = tuple(
@@ -126,7 +127,7 @@ def _nulls_as_none(page: Operator, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     return kept
 
 
-def _requested(page: Operator, tensors: tuple[Any, ...], bits: tuple[bool, ...]) -> tuple[Any, ...]:
+def _requested(page: Page, tensors: tuple[Any, ...], bits: tuple[bool, ...]) -> tuple[Any, ...]:
     """The tensors without the outputs that are masked off; the others must not be null."""
     first = len(tensors) - len(page.outputs)  # outputs are the last arguments
     kept = list(tensors)
@@ -149,7 +150,7 @@ def _bits(mask: Any) -> tuple[bool, ...]:
 
 @functools.lru_cache(maxsize=_CACHED)
 def _decide(
-    page: Operator,
+    page: Page,
     product: Product,
     saved: StatisticKind,
     kinds: tuple[TensorKind | None, ...],
@@ -179,7 +180,7 @@ def _decide(
     return Decision(Arrangement(plan, names), tuple(slots))
 
 
-def _check_places(page: Operator, given: dict[str, TensorKind], where: str) -> None:
+def _check_places(page: Page, given: dict[str, TensorKind], where: str) -> None:
     for name, kind in given.items():
         if kind.device != where:
             fail(INVALID, f"{name} must be on the device of input, {where}, got {kind.device}")
@@ -253,20 +254,18 @@ def _check_usable(executor: Any) -> aclOpExecutor:
 
 def _check_again(executor: aclOpExecutor, workspace: int) -> None:
     """What held in stage 1 may have been freed or destroyed since."""
-    for name, tensor in executor.tensors:
-        if not tensor.alive:
-            fail(RUNTIME, f"{name} must live until stage 2 returns, got a destroyed aclTensor")
-        if tensor.owner is None and tensor.low != tensor.high:
-            try:
+    try:
+        for name, tensor in executor.tensors:
+            if not tensor.alive:
+                fail(RUNTIME, f"{name} must live until stage 2 returns, got a destroyed aclTensor")
+            if tensor.owner is None and tensor.low != tensor.high:
                 memory.DEVICE.require(tensor.low, tensor.high, tensor.kind.device)
-            except OwnershipError as fault:
-                fail(RUNTIME, f"{name} must lie in live device memory: {fault}")
-    if executor.workspace_bytes:
-        try:
+        name = "workspace"
+        if executor.workspace_bytes:
             end = workspace + executor.workspace_bytes
             memory.DEVICE.require(workspace, end, executor.memory.device)
-        except OwnershipError as fault:
-            fail(RUNTIME, f"workspace must lie in live device memory: {fault}")
+    except OwnershipError as fault:
+        fail(RUNTIME, f"{name} must lie in live device memory: {fault}")
 
 
 @operator_status

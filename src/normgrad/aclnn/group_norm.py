@@ -6,7 +6,7 @@ from typing import Any, Final
 from normgrad.aclnn.executor import StageOneAnswer, no_stage_one, stage_one, stage_two
 from normgrad.aclnn.options import integer
 from normgrad.aclnn.products import GROUP_NORM
-from normgrad.aclnn.rules import Call, Operator, floats, mask_has_three, one_of, same_type
+from normgrad.aclnn.rules import Call, Page, floats, mask_has_three, one_of, same_type
 from normgrad.aclnn.status import OPERATOR_CODES, Status, operator_status, reports
 from normgrad.aclnn.tensors import aclBoolArray, aclTensor
 from normgrad.spec import Op, Spec
@@ -46,7 +46,7 @@ def request(call: Call) -> tuple[Spec, Mapping[str, str]]:
     return spec, NAMES | OTHER_NAMES
 
 
-PAGE: Final = Operator(
+PAGE: Final = Page(
     name=GROUP_NORM,
     tensors=tuple(NAMES.values()),
     required=("gradOut", "input", "mean", "rstd"),

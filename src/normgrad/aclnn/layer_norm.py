@@ -6,7 +6,7 @@ from typing import Any, Final
 from normgrad.aclnn.constants import DTYPE_BYTES, dtype_name
 from normgrad.aclnn.executor import StageOneAnswer, no_stage_one, stage_one, stage_two
 from normgrad.aclnn.products import LAYER_NORM, SAME_OR_FLOAT
-from normgrad.aclnn.rules import Call, Operator, floats, mask_has_three, one_of, same_type
+from normgrad.aclnn.rules import Call, Page, floats, mask_has_three, one_of, same_type
 from normgrad.aclnn.status import (
     INVALID,
     NULLPTR,
@@ -81,7 +81,7 @@ def request(call: Call) -> tuple[Spec, Mapping[str, str]]:
     return spec, NAMES | OTHER_NAMES
 
 
-PAGE: Final = Operator(
+PAGE: Final = Page(
     name=LAYER_NORM,
     tensors=("gradOut", "input", "mean", "rstd", *PARAMETERS, *OUTPUTS),
     required=("gradOut", "input", "mean", "rstd"),

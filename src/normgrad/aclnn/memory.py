@@ -13,23 +13,14 @@ from normgrad.aclnn.status import (
     reports,
     runtime_status,
 )
-from normgrad.device import memory, memory_of
-from normgrad.device.failures import INTEGERS, not_null, one_of, whole
+from normgrad.device import HOST_SOURCE, HOST_TARGET, memory, memory_of
+from normgrad.device.failures import INTEGERS, byte_count, not_null, one_of, whole
 from normgrad.device.memory import OwnershipError
 
 Pointer = int | None
 # Where host memory may come from: an address, bytes, a bytearray, a NumPy array, ...
 HostBuffer = Any
 PointerAnswer = tuple[Status, int]
-
-_DEVICE_TARGET = (
-    aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_DEVICE,
-    aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_DEVICE,
-)
-_DEVICE_SOURCE = (
-    aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_HOST,
-    aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_DEVICE,
-)
 
 
 def _no_pointer(status: Status) -> PointerAnswer:
@@ -105,14 +96,14 @@ def _copy(
         return ACL_SUCCESS
     kind = one_of(BAD_PARAM, "kind", kind, aclrtMemcpyKind)
     target = (
-        _device_side("dst", dst, nbytes)
-        if kind in _DEVICE_TARGET
-        else _host_side("dst", dst, nbytes, written=True)
+        _host_side("dst", dst, nbytes, written=True)
+        if kind in HOST_TARGET
+        else _device_side("dst", dst, nbytes)
     )
     source = (
-        _device_side("src", src, nbytes)
-        if kind in _DEVICE_SOURCE
-        else _host_side("src", src, nbytes, written=False)
+        _host_side("src", src, nbytes, written=False)
+        if kind in HOST_SOURCE
+        else _device_side("src", src, nbytes)
     )
     place = current_memory()
     place.copy(target, source, nbytes, kind, stream)
@@ -173,9 +164,7 @@ def _size(name: str, value: Any) -> int:
 
 
 def _count(count: Any, limit_name: str, limit: Any) -> int:
-    for name, value in (("count", count), (limit_name, limit)):
-        if not isinstance(value, INTEGERS) or value < 0:
-            fail(BAD_PARAM, f"{name} must be a number of bytes, got {value!r}")
-    if count > limit:
-        fail(BAD_PARAM, f"count must not exceed {limit_name}, {limit}, got {count}")
-    return int(count)
+    nbytes, most = byte_count(BAD_PARAM, "count", count), byte_count(BAD_PARAM, limit_name, limit)
+    if nbytes > most:
+        fail(BAD_PARAM, f"count must not exceed {limit_name}, {most}, got {nbytes}")
+    return nbytes

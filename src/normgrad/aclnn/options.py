@@ -14,7 +14,7 @@ def truth(name: str, value: Any) -> bool:
     try:
         return bool(operator.index(value))
     except TypeError:
-        if type(value).__name__ == "bool":  # NumPy's, which is no integer
+        if options.is_bool(value):  # NumPy's, which is no integer
             return bool(value)
         fail(INVALID, f"{name} must be a boolean, got {value!r}")
 

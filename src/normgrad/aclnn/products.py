@@ -29,7 +29,7 @@ SAME_OR_FLOAT: Final[Pairing] = {
 
 @dataclass(frozen=True, slots=True, eq=False)  # compared by identity: there are six
 class Product:
-    """One row of the support table. ``beside`` are the types of vectors for data of each type."""
+    """One row of the support table."""
 
     key: str
     title: str
@@ -94,24 +94,19 @@ def _saved(kind: str) -> StatisticKind:
     raise ValueError(msg)
 
 
-_settings = _Settings()
-
-
-def settings() -> _Settings:
-    """The settings; the environment is read on first use."""
-    return _settings
+SETTINGS: Final = _Settings()
 
 
 def set_product(key: str) -> None:
     """Behave as another product: a key of ``PRODUCTS``."""
-    settings().product = _product(key)
+    SETTINGS.product = _product(key)
 
 
 def get_product() -> str:
     """The key of the product in force."""
-    return settings().product.key
+    return SETTINGS.product.key
 
 
 def set_save_invstd_is(kind: StatisticKind) -> None:
     """Read batch norm's ``saveInvstd`` as a variance, as some products do, or as the page says."""
-    settings().saved = _saved(kind)
+    SETTINGS.saved = _saved(kind)

@@ -46,8 +46,8 @@ Rule = Callable[[Call], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # compared by identity: there are four
-class Operator:
-    """A page: its arguments, its rules in their order, and the request it means to the core."""
+class Page:
+    """An operator's: its arguments, its rules in their order, the request it means to the core."""
 
     name: str
     tensors: tuple[str, ...]  # every tensor argument, in the order of the signature

@@ -214,7 +214,7 @@ def _no_name(status: Status) -> str:
 @reports(*RUNTIME_CODES, _no_name)
 def aclrtGetSocName() -> str:
     """The chip of the product in force."""
-    return products.settings().product.soc
+    return products.SETTINGS.product.soc
 
 
 @runtime_status

@@ -4,13 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from normgrad import hostmem
-from normgrad.aclnn.constants import (
-    ACL_FORMAT_ND,
-    DTYPE_BYTES,
-    DTYPE_NAMES,
-    aclDataType,
-    aclFormat,
-)
+from normgrad.aclnn.constants import ACL_FORMAT_ND, DTYPE_BYTES, DTYPE_NAMES, aclDataType, aclFormat
 from normgrad.aclnn.runtime import tensor_device
 from normgrad.aclnn.status import (
     ACL_SUCCESS,

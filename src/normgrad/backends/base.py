@@ -29,6 +29,11 @@ def unknown_to_fast(op: str) -> str | None:
     return None if op in _FAST else f"it has no {op}"
 
 
+def not_on_host(device: str) -> str | None:
+    """Why a backend of the host refuses arrays that are elsewhere, or None."""
+    return None if device == "cpu" else f"it reads host memory only, the arrays are on {device}"
+
+
 @functools.cache
 def broken(package: str) -> str | None:
     """Why an installed package cannot be imported, or None. Asked by who would import it next."""

@@ -11,7 +11,7 @@ from normgrad.dtypes import compute_dtype
 from normgrad.geometry import Geometry, geometry_of
 from normgrad.spec import RESULTS, Op, Spec
 from normgrad.torch_arrays import TYPES, TorchKind
-from normgrad.verify.cases import Layout
+from normgrad.verify.cases import Case, Layout
 from normgrad.verify.problem import Problem, centre_of, request, wanted_dtypes
 
 Tensor = torch.Tensor
@@ -96,7 +96,7 @@ def make(workload: Workload, device: str, seed: int = 0) -> DeviceProblem:
     dy = _lay_out(normal(case.shape).add_(0.25).to(data), case.layout)
     operands = {"dy": dy, "x": x}
     wide = compute_dtype((workload.dtype,))
-    mean, rstd = _statistics(case_view(workload, x), case.eps)
+    mean, rstd = _statistics(case, x)
     shape: tuple[int, ...] = tuple(mean.shape)
     if case.op is Op.LAYER_NORM:  # as torch saves them: the rows' shape, then ones
         leading = len(case.shape) - case.normalized
@@ -117,9 +117,8 @@ def make(workload: Workload, device: str, seed: int = 0) -> DeviceProblem:
     return DeviceProblem(workload, operands, types, device)
 
 
-def case_view(workload: Workload, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+def _by_statistic(case: Case, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Data whose listed axes share one statistic."""
-    case = workload.case
     if case.op is Op.LAYER_NORM:
         leading = math.prod(case.shape[: len(case.shape) - case.normalized])
         return x.reshape(leading, -1), (1,)
@@ -130,11 +129,11 @@ def case_view(workload: Workload, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return x, tuple(axis for axis in range(x.ndim) if axis != 1)
 
 
-def _statistics(view: tuple[Tensor, tuple[int, ...]], eps: float) -> tuple[Tensor, Tensor]:
+def _statistics(case: Case, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and 1/sqrt(variance + eps); torch adds in float32 or wider whatever the type."""
-    data, axes = view
+    data, axes = _by_statistic(case, x)
     variance, mean = torch.var_mean(data, axes, correction=0)
-    return mean, (variance.to(torch.float64) + eps).rsqrt()
+    return mean, (variance.to(torch.float64) + case.eps).rsqrt()
 
 
 def _lay_out(dense: Tensor, layout: Layout) -> Tensor:

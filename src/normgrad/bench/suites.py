@@ -66,10 +66,7 @@ class Workload:
     @property
     def data_bytes(self) -> int:
         """The bytes of x, which are those of dy and dx too."""
-        size = 1
-        for extent in self.case.shape:
-            size *= extent
-        return size * FLOATS[self.dtype].itemsize
+        return math.prod(self.case.shape) * FLOATS[self.dtype].itemsize
 
     @property
     def streams(self) -> int:
@@ -173,7 +170,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def _cpu() -> Iterator[Workload]:
-    """Issue 4's table and that of the CPU baseline, three types, both layouts."""
+    """The table of targets for a CPU: three types, both layouts."""
     batch = "32x64x56x56, 32x256x14x14, 8x256x56x56, 64x512x7x7, 16x16x8x48, 1024x256"
     yield from rows(Op.BATCH_NORM, batch, _CPU_TYPES, LAYOUTS)
     yield from rows(Op.BATCH_NORM, "2x64x32x32x32, 20x6x65536", _CPU_TYPES, LAYOUTS)
@@ -186,7 +183,7 @@ def _cpu() -> Iterator[Workload]:
 
 
 def _h200() -> Iterator[Workload]:
-    """The H200 baseline table, then the further rows of issue 5, then the two halves."""
+    """The table of targets for an H200: the rows measured first, then further ones."""
     layer = "16384x1024, 16384x4096, 8192x8192, 65536x768"
     yield from rows(Op.LAYER_NORM, layer, ("bfloat16",))
     yield from rows(Op.LAYER_NORM, "16384x4096, 8192x8192", ("float32",))

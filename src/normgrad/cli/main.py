@@ -53,10 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = error.render({**error.names, **rules.OPTIONS})
         print(f"normgrad {args.verb}: {text}", file=sys.stderr)
         return 2
-    except NormgradError as error:
-        print(f"normgrad {args.verb}: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:  # it names the file: one that cannot be made, or a full disk
+    except (NormgradError, OSError) as error:  # the latter names its file: as of a full disk
         print(f"normgrad {args.verb}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

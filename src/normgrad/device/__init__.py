@@ -5,7 +5,19 @@ from typing import Protocol
 
 from normgrad.spec import TensorSpec
 
-__all__ = ["Memory", "default_device", "first_gpu", "gpu_count", "memory_of"]
+__all__ = [
+    "HOST_SOURCE",
+    "HOST_TARGET",
+    "Memory",
+    "default_device",
+    "first_gpu",
+    "gpu_count",
+    "memory_of",
+]
+
+# Kinds of copies from, and to, host memory. Both interfaces number them alike: from host to host,
+# to device, then from device to host, to device.
+HOST_SOURCE, HOST_TARGET = (0, 1), (0, 2)
 
 
 class Memory(Protocol):
@@ -17,7 +29,7 @@ class Memory(Protocol):
         """New memory at a multiple of 64 bytes: what owns it, and its address."""
 
     def copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-        """Copy bytes; ``kind`` as aclrtMemcpyKind: host or device on each side."""
+        """Copy bytes; ``kind`` says which side is host memory."""
 
     def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
         """Set every byte."""

@@ -7,12 +7,9 @@ import numpy as np
 import torch
 
 from normgrad import hostmem
+from normgrad.device import HOST_SOURCE, HOST_TARGET
 from normgrad.dtypes import ITEMSIZE
-from normgrad.spec import TensorSpec
-from normgrad.torch_arrays import device_index
-
-_HOST_SOURCE = (0, 1)  # kinds whose source is host memory
-_HOST_TARGET = (0, 2)
+from normgrad.spec import TensorSpec, device_index
 
 
 class CudaMemory:
@@ -36,8 +33,8 @@ class CudaMemory:
 
     def copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
         """Copy on the stream; host memory is never pinned, so such a copy waits by itself."""
-        to = _host(target, nbytes) if kind in _HOST_TARGET else self._bytes(target, nbytes)
-        by = _host(source, nbytes) if kind in _HOST_SOURCE else self._bytes(source, nbytes)
+        to = _host(target, nbytes) if kind in HOST_TARGET else self._bytes(target, nbytes)
+        by = _host(source, nbytes) if kind in HOST_SOURCE else self._bytes(source, nbytes)
         with torch.cuda.device(self._index), torch.cuda.stream(self._stream(stream)):
             to.copy_(by)
 

@@ -72,6 +72,13 @@ def whole(status: IntEnum, name: str, value: Any) -> int:
         fail(status, f"{name} must be an integer, got {value!r}")
 
 
+def byte_count(status: IntEnum, name: str, value: Any) -> int:
+    """A number of bytes, or the status."""
+    if not isinstance(value, INTEGERS) or value < 0:
+        fail(status, f"{name} must be a number of bytes, got {value!r}")
+    return int(value)
+
+
 def not_null(status: IntEnum, name: str, pointer: Any) -> int:
     """An address that is not null, or the status."""
     if is_null(pointer):

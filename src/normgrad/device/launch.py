@@ -8,7 +8,7 @@ from normgrad.arrays import View
 from normgrad.device import Memory
 from normgrad.device.failures import fail
 from normgrad.dtypes import ITEMSIZE
-from normgrad.hostmem import ALIGNMENT
+from normgrad.hostmem import ALIGNMENT, aligned
 from normgrad.overlap import detour, may_replace, needs_bounce
 from normgrad.plan import Plan
 from normgrad.spec import SLOT, TensorSpec
@@ -70,7 +70,7 @@ class Launch(NamedTuple):
     def run(self, memory: Memory, workspace: int | None, stream: int) -> None:
         """Compute. ``workspace`` has ``workspace_bytes`` at any address."""
         if workspace:
-            workspace = -(-workspace // ALIGNMENT) * ALIGNMENT
+            workspace = aligned(workspace)
         if not self.moves:
             self.plan.run(self.addresses, workspace, stream)
             return
@@ -88,19 +88,14 @@ class Launch(NamedTuple):
 class Arrangement:
     """A plan, and what must be looked at before it is bound to addresses. Made once for a plan."""
 
-    __slots__ = ("_workspace_bytes", "meetings", "names", "plan")
+    __slots__ = ("meetings", "names", "plan", "workspace_bytes")
 
     def __init__(self, plan: Plan, names: Mapping[str, str]) -> None:
         self.plan = plan
         self.names = names
-        self._workspace_bytes = _padded(plan.workspace_bytes)
+        self.workspace_bytes = _padded(plan.workspace_bytes)  # for tensors that do not meet
         # Pairs of slots that must not meet, and whether the very same view may.
         self.meetings = _meetings(plan)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Scratch memory for tensors that do not meet."""
-        return self._workspace_bytes
 
     def bind(self, spans: Sequence[Placed | None]) -> Launch:
         """The launch over this memory; ``spans`` are in the order of ``ROLES``.
@@ -108,17 +103,17 @@ class Arrangement:
         Raises OverlapError where two results lie over each other.
         """
         addresses = tuple([None if span is None else span.address for span in spans])
-        for result, other, same_layout in self.meetings:
+        for result, other, same_view in self.meetings:
             one, two = spans[result], spans[other]
             if (
                 one is not None
                 and two is not None
                 and one.low < two.high
                 and two.low < one.high
-                and not (same_layout and one.address == two.address)
+                and not (same_view and one.address == two.address)
             ):
                 return _detoured(self.plan, addresses, self.names)
-        return Launch(self.plan, addresses, self._workspace_bytes, ())
+        return Launch(self.plan, addresses, self.workspace_bytes, ())
 
 
 def _padded(nbytes: int) -> int:
@@ -142,22 +137,18 @@ def _detoured(plan: Plan, addresses: tuple[int | None, ...], names: Mapping[str,
     spec = plan.spec
 
     def views(roles: tuple[str, ...]) -> dict[str, View]:
-        seen = {}
-        for role in roles:
-            tensor = spec.tensor(role)
-            assert tensor is not None
-            seen[role] = View(tensor, addresses[SLOT[role]] or 0, spec.device, None)
-        return seen
+        return {
+            role: View(spec.present(role), addresses[SLOT[role]] or 0, spec.device, None)
+            for role in roles
+        }
 
     bounced = needs_bounce(views(spec.wanted), views(spec.operands), names)
     if not bounced:  # the ranges meet, the elements do not
         return Launch(plan, addresses, _padded(plan.workspace_bytes), ())
     plan, scratch = detour(plan, bounced)
-    offset = -(-plan.workspace_bytes // ALIGNMENT) * ALIGNMENT
+    offset = aligned(plan.workspace_bytes)
     moves = []
     for role, tensor in scratch.items():
-        target = spec.tensor(role)
-        assert target is not None
-        moves.append(Move(SLOT[role], offset, tensor, target))
-        offset += -(-tensor.size * ITEMSIZE[tensor.dtype] // ALIGNMENT) * ALIGNMENT
+        moves.append(Move(SLOT[role], offset, tensor, spec.present(role)))
+        offset += aligned(tensor.size * ITEMSIZE[tensor.dtype])
     return Launch(plan, addresses, _padded(offset), tuple(moves))

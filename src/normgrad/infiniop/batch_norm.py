@@ -73,7 +73,7 @@ class infiniopBatchNormBackwardDescriptor_t:
         self.workspace_bytes = arrangement.workspace_bytes
         spec = arrangement.plan.spec
         self.itemsize = ITEMSIZE[spec.x.dtype]  # all eight tensors have one type
-        self.ranges = tuple(_range(spec, role) for role in TENSORS.values())
+        self.ranges = tuple(byte_range(spec.present(role)) for role in TENSORS.values())
         self.alive = True
 
 
@@ -178,12 +178,6 @@ def _is_contiguous(tensor: TensorSpec) -> bool:
     )
 
 
-def _range(spec: Spec, role: str) -> tuple[int, int]:
-    tensor = spec.tensor(role)
-    assert tensor is not None
-    return byte_range(tensor)
-
-
 @reports(_no_size)
 def infiniopGetBatchNormBackwardWorkspaceSize(
     desc: infiniopBatchNormBackwardDescriptor_t | None,
@@ -221,27 +215,8 @@ def infiniopBatchNormBackward(
         running_mean,
         running_var,
     )
-    spans: list[Span | None] = [None] * len(ROLES)
-    for name, slot, pointer, (low, high) in zip(_ORDER, _SLOTS, given, found.ranges, strict=True):
-        if low == high:  # empty: there may be no memory at all
-            spans[slot] = Span(0, 0, 0)
-            continue
-        address = not_null(BAD_PARAM, name, pointer)
-        span = Span(address, address + low, address + high)
-        check_place(BAD_PARAM, name, span, found.itemsize)
-        check_range(name, span.low, span.high, where)
-        spans[slot] = span
-    scratch = 0 if is_null(workspace) else whole(BAD_PARAM, "workspace", workspace)
-    size = whole(BAD_PARAM, "workspace_size", workspace_size)
-    if size < found.workspace_bytes:
-        rule = f"workspace_size must be at least {found.workspace_bytes}"
-        fail(SMALL_WORKSPACE, f"{rule}, got {size}")
-    if found.workspace_bytes:
-        if not scratch:
-            fail(BAD_PARAM, f"workspace must not be null for {found.workspace_bytes} bytes")
-        place = Span(scratch, scratch, scratch + found.workspace_bytes)
-        check_place(BAD_PARAM, "workspace", place, 1)
-        check_range("workspace", place.low, place.high, where)
+    spans = _spans(found, given, where)
+    scratch = _scratch(found.workspace_bytes, workspace, workspace_size, where)
     number = stream_number(stream)
     try:
         launch = found.arrangement.bind(spans)
@@ -257,6 +232,38 @@ def infiniopBatchNormBackward(
     memory.synchronize(number)
     del owner
     return SUCCESS
+
+
+def _spans(
+    found: infiniopBatchNormBackwardDescriptor_t, given: tuple[int | None, ...], where: str
+) -> list[Span | None]:
+    """Where the eight tensors lie, in the order of ``ROLES``."""
+    spans: list[Span | None] = [None] * len(ROLES)
+    for name, slot, pointer, (low, high) in zip(_ORDER, _SLOTS, given, found.ranges, strict=True):
+        if low == high:  # empty: there may be no memory at all
+            spans[slot] = Span(0, 0, 0)
+            continue
+        address = not_null(BAD_PARAM, name, pointer)
+        span = Span(address, address + low, address + high)
+        check_place(BAD_PARAM, name, span, found.itemsize)
+        check_range(name, span.low, span.high, where)
+        spans[slot] = span
+    return spans
+
+
+def _scratch(needed: int, workspace: int | None, workspace_size: int, where: str) -> int:
+    """The address of a workspace that has the bytes it needs; 0 for none."""
+    address = 0 if is_null(workspace) else whole(BAD_PARAM, "workspace", workspace)
+    size = whole(BAD_PARAM, "workspace_size", workspace_size)
+    if size < needed:
+        fail(SMALL_WORKSPACE, f"workspace_size must be at least {needed}, got {size}")
+    if needed:
+        if not address:
+            fail(BAD_PARAM, f"workspace must not be null for {needed} bytes")
+        place = Span(address, address, address + needed)
+        check_place(BAD_PARAM, "workspace", place, 1)
+        check_range("workspace", place.low, place.high, where)
+    return address
 
 
 @status_only

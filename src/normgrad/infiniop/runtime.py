@@ -1,17 +1,13 @@
 """The infinirt subset: devices, streams, memory."""
 
 import threading
-from typing import Any, Final
+from typing import Any
 
 from normgrad import device
-from normgrad.device import memory
-from normgrad.device.failures import INTEGERS, described, is_null, one_of, whole
+from normgrad.device import HOST_SOURCE, HOST_TARGET, memory
+from normgrad.device.failures import INTEGERS, byte_count, described, is_null, one_of, whole
 from normgrad.device.memory import OwnershipError
-from normgrad.infiniop.constants import (
-    INFINI_DEVICE_CPU,
-    infiniDevice_t,
-    infinirtMemcpyKind_t,
-)
+from normgrad.infiniop.constants import INFINI_DEVICE_CPU, infiniDevice_t, infinirtMemcpyKind_t
 from normgrad.infiniop.status import (
     BAD_PARAM,
     NO_DEVICE,
@@ -22,15 +18,6 @@ from normgrad.infiniop.status import (
     fail,
     reports,
     status_only,
-)
-
-_DEVICE_TARGET: Final = (
-    infinirtMemcpyKind_t.INFINIRT_MEMCPY_H2D,
-    infinirtMemcpyKind_t.INFINIRT_MEMCPY_D2D,
-)
-_DEVICE_SOURCE: Final = (
-    infinirtMemcpyKind_t.INFINIRT_MEMCPY_D2H,
-    infinirtMemcpyKind_t.INFINIRT_MEMCPY_D2D,
 )
 
 
@@ -147,7 +134,7 @@ def infinirtStreamSynchronize(stream: Any) -> Status:
 @reports(_no_number)
 def infinirtMalloc(size: int) -> NumberAnswer:
     """Status, and the address of new memory; 0 for no bytes."""
-    nbytes = _whole("size", size)
+    nbytes = byte_count(BAD_PARAM, "size", size)
     if nbytes == 0:
         return SUCCESS, 0
     place = current_memory()
@@ -210,12 +197,12 @@ def stream_number(stream: Any) -> int:
 
 
 def _copy(dst: Any, src: Any, size: int, kind: int, stream: int, *, wait: bool) -> Status:
-    nbytes = _whole("size", size)
+    nbytes = byte_count(BAD_PARAM, "size", size)
     kind = one_of(BAD_PARAM, "kind", kind, infinirtMemcpyKind_t)
     if nbytes == 0:
         return SUCCESS
-    target = _side("dst", dst, nbytes, on_device=kind in _DEVICE_TARGET, written=True)
-    source = _side("src", src, nbytes, on_device=kind in _DEVICE_SOURCE, written=False)
+    target = _side("dst", dst, nbytes, on_device=kind not in HOST_TARGET, written=True)
+    source = _side("src", src, nbytes, on_device=kind not in HOST_SOURCE, written=False)
     place = current_memory()
     place.copy(target, source, nbytes, kind, stream)
     if wait:
@@ -246,9 +233,3 @@ def check_range(name: str, low: int, high: int, place: str) -> None:
             memory.DEVICE.require(low, high, place, foreign=True)
         except OwnershipError as fault:
             fail(BAD_PARAM, f"{name} must lie in live memory: {fault}")
-
-
-def _whole(name: str, value: Any) -> int:
-    if not isinstance(value, INTEGERS) or value < 0:
-        fail(BAD_PARAM, f"{name} must be a number of bytes, got {value!r}")
-    return int(value)

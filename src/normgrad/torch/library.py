@@ -25,8 +25,6 @@ def open_library(namespace: str, kind: str) -> Any:
 
 LIBRARY: Final[Any] = open_library("normgrad", "DEF")
 NARROW: Final = (torch.float16, torch.bfloat16)
-
-
 _KERNELS: Final[dict[str, dict[str, Callable[..., Any]]]] = {}  # by operator, then by dispatch key
 
 
@@ -63,6 +61,49 @@ def completion(name: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     return lambda args: (*args, *defaults[len(args) :])
 
 
+def _below_autograd(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return kernel(*args)
+
+    return call
+
+
+def _transformable(
+    name: str,
+    setup: Callable[[Any, tuple[Any, ...], Any], None],
+    backward: Callable[..., tuple[Any, ...]],
+    batched: Callable[..., tuple[Any, Any]] | None,
+    pure: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None,
+) -> Any:
+    """An operator as a function in the form that torch.func's transforms ask for."""
+    op = getattr(torch.ops.normgrad, name).default
+    complete = completion(name)
+
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        if batched is None:
+            msg = f"normgrad::{name} has no rule for torch.func.vmap"
+            raise NotImplementedError(msg)
+        args = complete(args)
+        padded = (*in_dims, *(None,) * (len(args) - len(in_dims)))
+        return batched(info.batch_size, padded, *args)
+
+    def setup_both(ctx: Any, args: tuple[Any, ...], results: Any) -> None:
+        setup(ctx, args, results)
+        if pure is not None:
+            save_call(ctx, pure(complete(args)), results)
+
+    rules: dict[str, Any] = {
+        "forward": staticmethod(_below_autograd(op)),
+        "setup_context": staticmethod(setup_both),
+        "backward": staticmethod(backward),
+        "vmap": staticmethod(vmap),
+    }
+    if pure is not None:
+        rules["jvp"] = staticmethod(functools.partial(push_forward, op))
+    return type(f"normgrad_{name}_transformable", (torch.autograd.Function,), rules)
+
+
 def differentiable(
     name: str,
     setup: Callable[[Any, tuple[Any, ...], Any], None],
@@ -80,60 +121,27 @@ def differentiable(
     """
     op = getattr(torch.ops.normgrad, name).default
     complete = completion(name)
-
-    def below_autograd(kernel: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                return kernel(*args)
-
-        return call
-
-    forward = below_autograd(op)
-
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        if batched is None:
-            msg = f"normgrad::{name} has no rule for torch.func.vmap"
-            raise NotImplementedError(msg)
-        args = complete(args)
-        padded = (*in_dims, *(None,) * (len(args) - len(in_dims)))
-        return batched(info.batch_size, padded, *args)
-
-    def setup_both(ctx: Any, args: tuple[Any, ...], results: Any) -> None:
-        setup(ctx, args, results)
-        if pure is not None:
-            save_call(ctx, pure(complete(args)), results)
-
-    rules: dict[str, Any] = {
-        "forward": staticmethod(forward),
-        "setup_context": staticmethod(setup_both),
-        "backward": staticmethod(backward),
-        "vmap": staticmethod(vmap),
-    }
-    if pure is not None:
-        rules["jvp"] = staticmethod(functools.partial(push_forward, op))
     # Two functions with one meaning: torch.func's transforms ask for the first form, whose apply
     # looks at signatures for 40 us each time.
-    transformable: Any = type(f"normgrad_{name}_transformable", (torch.autograd.Function,), rules)
+    transformable = _transformable(name, setup, backward, batched, pure)
 
-    def plain(run: Callable[..., Any]) -> Any:
+    def roads(kernel: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
+        run = _below_autograd(kernel)
+
         def forward_and_setup(ctx: Any, *args: Any) -> Any:
             results = run(*args)
             setup(ctx, args, results)
             return results
 
         members = {"forward": staticmethod(forward_and_setup), "backward": staticmethod(backward)}
-        return type(f"normgrad_{name}", (torch.autograd.Function,), members)
-
-    def roads(kernel: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
-        run = below_autograd(kernel)
-        return run, plain(run)
+        return run, type(f"normgrad_{name}", (torch.autograd.Function,), members)
 
     # Straight to the kernel of plain tensors: the dispatcher takes 2 to 4 us to come there. A call
     # under any mode, or of a wrapper, has more keys.
     straight = {
         keys_of(key, f"Autograd{key}"): roads(kernel) for key, kernel in _KERNELS[name].items()
     }
-    redispatched = forward, plain(forward)
+    redispatched = roads(op)
 
     def autograd(keyset: Any, *args: Any) -> Any:
         args = complete(args)

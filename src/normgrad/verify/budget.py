@@ -69,9 +69,7 @@ def expected_of(spec: Spec, geometry: Geometry, operands: dict[str, Array]) -> E
     errors = _errors(spec, geometry, operands)
     budgets = {}
     for role, value in values.items():
-        tensor = spec.tensor(role)
-        assert tensor is not None
-        info = FLOATS[tensor.dtype]
+        info = FLOATS[spec.present(role).dtype]
         error = unit * errors[role]
         # Rounded once into the output type; below its normal range by half a subnormal step;
         # float32 intermediates may be flushed to zero below 2**-126.

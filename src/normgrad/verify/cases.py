@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final, Literal, get_args
 
+from normgrad.dtypes import FLOATS
 from normgrad.spec import RESULTS, Op, StatisticKind
 
-DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
+DTYPES: Final = tuple(FLOATS)
 EPS: Final = 1e-5
 # Beside a variance of 9 the usual eps drowns in 16 and 32 bits; this one moves rstd by 3 %.
 _LARGE_EPS: Final = 0.5

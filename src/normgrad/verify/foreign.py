@@ -17,14 +17,8 @@ from normgrad.validate import result_shape
 from normgrad.verify.budget import expected
 from normgrad.verify.cases import Case
 from normgrad.verify.measure import Measurement
-from normgrad.verify.problem import HostArray, Problem, make_problem
-from normgrad.verify.run import (
-    Results,
-    from_array,
-    invocation,
-    judge,
-    to_array,
-)
+from normgrad.verify.problem import Problem, make_problem
+from normgrad.verify.run import Results, from_array, invocation, judge, to_array
 
 Verdict = Literal["PASS", "FAIL", "NONE"]
 # Options whose absence from a signature only matters when a case needs another value.
@@ -158,7 +152,7 @@ class FunctionImplementation:
         function = self.functions.get(case.op)
         if function is None:
             raise NotOffered(f"no function {case.op}_backward")
-        operands = {role: self._array(host) for role, host in problem.given.items()}
+        operands = {role: to_array(host, self.device) for role, host in problem.given.items()}
         _, arguments, options = invocation(case, operands)
         returned = function(*arguments, **_accepted(function, options, case))
         listed = returned if isinstance(returned, (tuple, list)) else (returned,)
@@ -177,9 +171,6 @@ class FunctionImplementation:
                 msg = f"it returned {role}, which output_mask leaves out: it should be None"
                 raise TypeError(msg)
         return {role: self._values(problem, role, named[role]) for role in problem.wanted}
-
-    def _array(self, host: HostArray) -> Any:
-        return to_array(host, self.device)
 
     def _values(self, problem: Problem, role: str, array: Any) -> Any:
         if array is None:

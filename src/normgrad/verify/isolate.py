@@ -1,9 +1,11 @@
 """Others' code in a process of its own: a crash is one failed case, not the end of the check."""
 
 import contextlib
+import math
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -55,16 +57,7 @@ def _dead(process: Any, blank: Outcome) -> Outcome:
         reason = f"the process crashed: {_signal_name(-code)}"
     else:
         reason = f"the process ended with code {code}"
-    return Outcome(
-        blank.op,
-        blank.case,
-        blank.kind,
-        blank.dtype,
-        blank.who,
-        "FAIL",
-        share=float("inf"),
-        detail=reason,
-    )
+    return replace(blank, share=math.inf, detail=reason)
 
 
 def _signal_name(number: int) -> str:

@@ -1,7 +1,6 @@
 """Runs a problem through the functional API and reads the results back as float64."""
 
 import functools
-import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -25,8 +24,7 @@ def judge(problem: Problem, results: Results, truth: Expected | None = None) -> 
     truth, spec = truth or expected(problem), problem.spec
     measurements = []
     for role in problem.wanted:
-        tensor = spec.tensor(role)
-        assert tensor is not None
+        tensor = spec.present(role)
         want, budget = (
             values[role].reshape(tensor.shape) for values in (truth.values, truth.budgets)
         )
@@ -56,9 +54,11 @@ def run_backend(problem: Problem, backend: str | None) -> Results:
 
 def _torch_device(problem: Problem, backend: str | None) -> str | None:
     """Where torch tensors are needed: on a GPU, and for bfloat16 instead of ml_dtypes."""
-    # Triton's interpreter runs the GPU's kernels on host memory.
-    if backend == "cuda" and os.environ.get("TRITON_INTERPRET", "0") != "1":
-        return "cuda"
+    if backend == "cuda":
+        from normgrad.backends.cuda.launch import interpreting
+
+        if not interpreting():  # on host memory
+            return "cuda"
     types = {host.dtype for host in problem.operands.values()} | set(problem.result_dtypes.values())
     instead = find_spec("ml_dtypes") is None and find_spec("torch") is not None
     return "cpu" if "bfloat16" in types and instead else None

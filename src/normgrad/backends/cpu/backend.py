@@ -2,13 +2,12 @@
 
 import functools
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from normgrad.backends.base import Compiled, broken, unknown_to_fast
+from normgrad.backends.base import Compiled, not_on_host, unknown_to_fast, unusable
 from normgrad.geometry import Geometry
 from normgrad.spec import Spec
 from normgrad.written import Source
@@ -26,15 +25,11 @@ class CpuBackend:
         """Only without its compiler, which the first plan needs anyway."""
         if sys.byteorder != "little":
             return "it knows little-endian machines only"
-        if importlib.util.find_spec("numba") is None:
-            return "it needs Numba: pip install numba"
-        return broken("numba")
+        return unusable("numba")
 
     def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
         """Memory that the host cannot read, and operators to come."""
-        if spec.device != "cpu":
-            return f"it reads host memory only, the arrays are on {spec.device}"
-        return unknown_to_fast(spec.op)
+        return not_on_host(spec.device) or unknown_to_fast(spec.op)
 
     def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
         """Partition, phases and workspace; compiles what the request needs and was not cached."""

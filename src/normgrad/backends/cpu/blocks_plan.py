@@ -42,7 +42,6 @@ def channels_last(program: "Program") -> None:
     params[slots.CHUNKS] = ceil_div(columns, params[slots.CHUNK])
     params[slots.AT_COEFFICIENTS] = program.reserve(samples * 4 * width * program.flat.itemsize)
     params[slots.AT_SUMS] = program.reserve(samples * 2 * width * 8)
-    work = ceil_div(samples * blocks, params[slots.PER_TASK])
     if needs.sum_dy:
         parts = samples * blocks * 2 * width * program.flat.itemsize
         params[slots.AT_PARTS] = program.reserve(parts)
@@ -53,16 +52,20 @@ def channels_last(program: "Program") -> None:
         params[slots.FAR] = int(program.far())
         params[slots.ASKS] = int(sample_bytes <= sizes.SMALL_SAMPLE)
         program.phase("samples", samples, program.format, program.flat)
-        program.join_samples()
-        return
-    if needs.x:
+    else:
+        _in_passes(program, samples, ceil_div(samples * blocks, params[slots.PER_TASK]))
+    program.join_samples()
+
+
+def _in_passes(program: "Program", samples: int, work: int) -> None:
+    """All blocks are summed, then joined, then written, in so many tasks."""
+    if program.needs.x:
         program.phase("spread_means", samples, program.flat)
-    if needs.sum_dy:
+    if program.needs.sum_dy:
         program.phase("blocks_in", work, program.format, program.flat)
-    program.phase("join_blocks", samples * params[slots.CHUNKS], program.flat)
+    program.phase("join_blocks", samples * program.params[slots.CHUNKS], program.flat)
     if program.spec.dx is not None:
         program.phase("blocks_out", work, program.format, program.flat)
-    program.join_samples()
 
 
 def _joined_columns(program: "Program", folded: int) -> int:

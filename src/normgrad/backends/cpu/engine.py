@@ -13,6 +13,7 @@ from normgrad import hostmem
 from normgrad.backends.base import Compiled
 from normgrad.backends.cpu import jit, slots, tasks
 from normgrad.backends.cpu.program import Config
+from normgrad.backends.cpu.sizes import ceil_div
 from normgrad.backends.cpu.threads import driver, pool, team
 from normgrad.spec import ROLES, SLOT
 from normgrad.written import Source
@@ -157,7 +158,7 @@ def compiled(plan: "Plan") -> Compiled | None:
 
 
 def _worthwhile(config: Config, threads: int) -> int:
-    return min(threads, -(-config.elements // THREAD_ELEMENTS))
+    return min(threads, ceil_div(config.elements, THREAD_ELEMENTS))
 
 
 def _interpret(
@@ -170,7 +171,7 @@ def _interpret(
     scratch = (workspace, workspace + plan.workspace_bytes)
     readable, writable = [scratch], [scratch]
     for role in (*spec.operands, *spec.wanted):
-        tensor: Any = spec.tensor(role)
+        tensor = spec.present(role)
         address = addresses[SLOT[role]]
         if tensor.size and address is not None:
             low, high = hostmem.byte_range(tensor)

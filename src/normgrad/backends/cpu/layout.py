@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from normgrad.geometry import Geometry, reshaped_strides
+from normgrad.geometry import Geometry, joined_axes, reshaped_strides
 from normgrad.spec import Op, Spec, TensorSpec, row_major
 
 # Contiguous positions, contiguous channels, contiguous rows of layer norm.
 Order = Literal["channels-first", "channels-last", "rows"]
-Strides4 = tuple[int, ...]
+Strides = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Arrangement:
 
     order: Order
     dtype: str  # of the data as kernels see them
-    strides: dict[str, Strides4]  # of each tensor as kernels see it, in elements
+    strides: dict[str, Strides]  # of each tensor as kernels see it, in elements
     copied: tuple[str, ...]
 
 
@@ -39,7 +39,7 @@ def arrange(spec: Spec, geometry: Geometry, compute: str, roles: tuple[str, ...]
     }
     sources = [tensors[role] for role in ("x", "dy") if role in tensors]
     order = _order(spec, geometry, dtype, sources)
-    strides: dict[str, Strides4] = {}
+    strides: dict[str, Strides] = {}
     copied = []
     for role, found in seen.items():
         if found is not None and fits(order, found, geometry):
@@ -78,7 +78,7 @@ def _order(spec: Spec, geometry: Geometry, dtype: str, sources: list[TensorSpec]
     return "channels-last" if movable and geometry.inner == 1 else "channels-first"
 
 
-def fits(order: Order, strides: Strides4, geometry: Geometry) -> bool:
+def fits(order: Order, strides: Strides, geometry: Geometry) -> bool:
     """Whether the contiguous axis of an order is contiguous here."""
     _, by_group, by_channel, by_inner = strides
     if order == "channels-first":
@@ -88,7 +88,7 @@ def fits(order: Order, strides: Strides4, geometry: Geometry) -> bool:
     return geometry.groups == 1 or by_group == geometry.channels
 
 
-def dense(order: Order, geometry: Geometry) -> Strides4:
+def dense(order: Order, geometry: Geometry) -> Strides:
     """Strides of a copy in an order."""
     if order == "channels-last":
         columns = geometry.groups * geometry.channels
@@ -105,15 +105,5 @@ def copy_axes(spec: Spec, order: Order, tensor: TensorSpec) -> list[tuple[int, i
 
 
 def merged(tensor: TensorSpec) -> list[tuple[int, int, int]]:
-    """A tensor's axes beside those of a row-major copy, as few as can be."""
-    axes: list[tuple[int, int, int]] = []
-    for size, there, here in zip(
-        tensor.shape, tensor.strides, row_major(tensor.shape), strict=True
-    ):
-        if size == 1:
-            continue
-        if axes and axes[-1][1] == size * there and axes[-1][2] == size * here:
-            axes[-1] = (axes[-1][0] * size, there, here)
-        else:
-            axes.append((size, there, here))
-    return axes or [(1, 0, 0)]
+    """A tensor's axes beside those of a row-major copy, as few as can be, at least one."""
+    return joined_axes(tensor.shape, tensor.strides, row_major(tensor.shape)) or [(1, 0, 0)]

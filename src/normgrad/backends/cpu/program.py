@@ -18,6 +18,7 @@ from normgrad.backends.cpu.slabs_plan import channels_first, strip_of
 from normgrad.backends.cpu.vectors.formats import ABSENT, CODES, F32, F32_WIDE, F64, FORMATS, Format
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
+from normgrad.hostmem import aligned
 from normgrad.spec import DATA, SLOT, Op, Spec, TensorSpec
 
 _VECTORS = {
@@ -142,7 +143,7 @@ class Program:
     def reserve(self, nbytes: int) -> int:
         """A place in the workspace, at a multiple of a cache line."""
         place = self.workspace
-        self.workspace += ceil_div(max(nbytes, 1), 64) * 64
+        self.workspace += aligned(max(nbytes, 1))
         return place
 
     def phase(self, name: str, count: int, *formats: Format, argument: int = 0) -> None:
@@ -187,8 +188,7 @@ class Program:
         return 2 * self.geometry.size * self.format.itemsize > sizes.NEAR_BYTES
 
     def _data(self, role: str) -> None:
-        tensor = self.spec.tensor(role)
-        assert tensor is not None
+        tensor = self.spec.present(role)
         slot = slots.DATA[role]
         self.params[slot] = -1 - SLOT[role]
         if role in self.arrangement.copied:

@@ -62,8 +62,21 @@ def rows(program: "Program") -> None:
         _strips(program, columns)
         return
     blocks = groups * ceil_div(rows, cut_blocks(program, groups, rows, columns, joined=wants))
-    gamma_slot = len(params)
-    gamma = program.spec.gamma
+    gamma_slot = _gamma(program, columns)
+    if wants:
+        params[slots.AT_PARTS] = program.reserve(blocks * 2 * columns * program.sum_flat.itemsize)
+    work = ceil_div(blocks, params[slots.PER_TASK])
+    params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * FACTORS)  # four rows' at a time
+    formats = program.format, program.flat, program.sum_format, program.sum_flat
+    program.phase("rows", work, *formats, argument=gamma_slot)
+    if wants:
+        _join(program, columns)
+
+
+def _gamma(program: "Program", columns: int) -> int:
+    """The slot of gamma's place: as it was given, or laid out for every column."""
+    geometry, params, gamma = program.geometry, program.params, program.spec.gamma
+    slot = len(params)
     if (
         gamma is not None
         and gamma.dtype == program.flat.name
@@ -72,21 +85,19 @@ def rows(program: "Program") -> None:
     ):
         params.append(params[slots.GAMMA])
     else:
-        params.append(program.reserve(groups * columns * program.flat.itemsize))
+        params.append(program.reserve(geometry.groups * columns * program.flat.itemsize))
         if program.spec.dx is not None:
-            program.phase("spread_gamma", groups, program.flat, argument=gamma_slot)
-    if wants:
-        params[slots.AT_PARTS] = program.reserve(blocks * 2 * columns * program.sum_flat.itemsize)
-    work = ceil_div(blocks, params[slots.PER_TASK])
-    params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * FACTORS)  # four rows' at a time
-    formats = program.format, program.flat, program.sum_format, program.sum_flat
-    program.phase("rows", work, *formats, argument=gamma_slot)
-    if not wants:
-        return
+            program.phase("spread_gamma", geometry.groups, program.flat, argument=slot)
+    return slot
+
+
+def _join(program: "Program", columns: int) -> None:
+    """The parameters' sums of all blocks."""
+    geometry, params = program.geometry, program.params
     params[slots.CHUNK] = sizes.JOINED_COLUMNS
     if geometry.inner == 1:
         params[slots.CHUNKS] = ceil_div(columns, sizes.JOINED_COLUMNS)
-        program.phase("join_rows", groups * params[slots.CHUNKS], program.sum_flat)
+        program.phase("join_rows", geometry.groups * params[slots.CHUNKS], program.sum_flat)
     else:
         channels = ceil_div(geometry.parameters, sizes.JOINED_COLUMNS)
         program.phase("join_channels", channels, program.sum_flat)
@@ -116,6 +127,4 @@ def _strips(program: "Program", columns: int) -> None:
     params[slots.AT_PARTS] = program.reserve(2 * columns * program.flat.itemsize)
     params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * FACTORS)
     program.phase("row_strips", work, program.format, program.flat)
-    params[slots.CHUNK] = sizes.JOINED_COLUMNS
-    params[slots.CHUNKS] = ceil_div(columns, sizes.JOINED_COLUMNS)
-    program.phase("join_rows", params[slots.CHUNKS], program.flat)
+    _join(program, columns)

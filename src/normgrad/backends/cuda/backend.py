@@ -7,13 +7,13 @@ from typing import Any
 from normgrad.backends.base import broken, missing, unknown_to_fast
 from normgrad.backends.cuda import strategies
 from normgrad.backends.cuda.device import INTERPRETER, device_of
-from normgrad.backends.cuda.launch import Aligned, Ready, has_mail, interpreting, run_program
+from normgrad.backends.cuda.launch import Aligned, has_mail, interpreting, run_program
 from normgrad.backends.cuda.mail import Mail, mail_of
 from normgrad.backends.cuda.program import Program
 from normgrad.backends.cuda.written import Site, write
 from normgrad.geometry import Geometry
 from normgrad.plan import Plan
-from normgrad.spec import Spec
+from normgrad.spec import Spec, device_index
 from normgrad.written import Source
 
 
@@ -41,7 +41,7 @@ class CudaBackend:
 
     def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
         """The kernel plan for the request's device."""
-        device = INTERPRETER if interpreting() else device_of(_index(spec.device))
+        device = INTERPRETER if interpreting() else device_of(device_index(spec.device))
         program = strategies.make_program(spec, geometry, compute, device)
         return program, program.workspace_bytes
 
@@ -56,7 +56,7 @@ class CudaBackend:
 
             interpret(program, plan.spec, addresses, workspace, self.interpreted_mail)
             return
-        index, bases = _index(plan.spec.device), [*addresses, workspace]
+        index, bases = device_index(plan.spec.device), [*addresses, workspace]
         if _current_device()() == index:
             run_program(program, index, bases, stream)
         else:
@@ -72,25 +72,20 @@ class CudaBackend:
         scratch: Callable[[int, int], int],
     ) -> Callable[..., tuple[Any, ...]] | None:
         """A call on plain tensors, written out; None until the general one has compiled it."""
-        program, index = plan.config, _index(plan.spec.device)
+        program, index = plan.config, device_index(plan.spec.device)
         if interpreting() or plan.idle:
             return None
         import torch
 
         assert isinstance(program, Program)
         mailed = has_mail(program)
-        steps: list[Ready] | None = program.prepared.get((index, Aligned.ALL, mailed))
+        steps = program.prepared.get((index, Aligned.ALL, mailed))
         if steps is None or not all(step.arguments for step in steps):
             return None
         stream = torch._C._cuda_getCurrentRawStream
         site = Site(index, _current_device(), stream, scratch, mail_of)
         sizes = (plan.workspace_bytes, program.words if mailed else 0)
         return write(source(), steps, program.slots, sizes, site)
-
-
-@functools.cache
-def _index(device: str) -> int:
-    return int(device.partition(":")[2] or 0)
 
 
 @functools.cache

@@ -120,8 +120,7 @@ def _tensor(ref: Ref, program: Program, spec: Spec, bases: Sequence[int | None])
     elif ref.role in ("mail", "stale"):
         memory = _memory(ref, bases, 8 * program.words)
     else:
-        tensor = spec.tensor(ref.role)
-        assert tensor is not None
+        tensor = spec.present(ref.role)
         low, high = hostmem.byte_range(tensor)
         memory = _memory(ref._replace(offset=low), bases, high - low)
         start = -low // _SIZES[ref.dtype]

@@ -10,16 +10,8 @@ from typing import Any, NamedTuple
 
 from normgrad.backends.cuda import mail
 from normgrad.backends.cuda.device import device_of
-from normgrad.backends.cuda.program import (
-    DATA_SLOTS,
-    NUMBER,
-    SLOTS,
-    Fill,
-    Launch,
-    Program,
-    Ref,
-)
-from normgrad.backends.cuda.tiles import WIDE
+from normgrad.backends.cuda.program import DATA_SLOTS, NUMBER, SLOTS, Fill, Launch, Program, Ref
+from normgrad.backends.cuda.tiles import WIDE, ceil_div
 
 _POINTERS = {
     "float16": "*fp16",
@@ -221,7 +213,7 @@ def _add_shared(compiled: Any, target: Any, nbytes: int) -> None:
     """Shared memory behind what the compiler counts, at a multiple of 128 bytes."""
     from triton.compiler.compiler import make_backend
 
-    shared = -(-compiled.metadata.shared // 128) * 128 + nbytes
+    shared = ceil_div(compiled.metadata.shared, 128) * 128 + nbytes
     compiled.metadata = compiled.metadata._replace(shared=shared)
     compiled.packed_metadata = make_backend(target).pack_metadata(compiled.metadata)
 

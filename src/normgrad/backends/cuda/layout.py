@@ -108,17 +108,15 @@ def lay_out(builder: Builder, geometry: Geometry) -> Layout:
     roles = DATA if spec.dx is not None else DATA[:2]
     channels = geometry.groups * geometry.channels
     sizes = (geometry.outer, channels, geometry.inner)
-    steps = {role: _steps(spec.tensor(role), sizes) for role in roles}
+    steps = {role: _steps(spec.present(role), sizes) for role in roles}
     families = [_families(found, sizes, geometry) for found in steps.values()]
     all_columns = geometry.inner == 1 or all("columns" in one for one in families)
     family: Literal["planes", "columns"] = "columns" if all_columns else "planes"
     dense = (channels * geometry.inner, geometry.inner, 1)
     data = {}
     for (role, found), able in zip(steps.items(), families, strict=True):
-        tensor = spec.tensor(role)
-        assert tensor is not None
         if found is not None and family in able:
-            data[role] = Data(Ref(role, 0, tensor.dtype), *found)
+            data[role] = Data(Ref(role, 0, spec.present(role).dtype), *found)
         elif role == "dx":
             data[role] = Data(builder.bounce(role), *dense)
         else:
@@ -184,8 +182,7 @@ def folded(layout: Layout, times: int, align: int) -> dict[str, Argument]:
     return {"channels": layout.channels // align, "period": period}
 
 
-def _steps(tensor: TensorSpec | None, sizes: tuple[int, int, int]) -> tuple[int, int, int] | None:
-    assert tensor is not None
+def _steps(tensor: TensorSpec, sizes: tuple[int, int, int]) -> tuple[int, int, int] | None:
     found = reshaped_strides(tensor, sizes)
     return None if found is None else (found[0], found[1], found[2])
 

@@ -6,12 +6,15 @@ tested on a machine without a GPU.
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normgrad.backends.cuda.tiles import WIDE, power_of_two
+from normgrad.backends.cuda.tiles import WIDE, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
-from normgrad.geometry import reshaped_strides
+from normgrad.geometry import joined_axes, reshaped_strides
 from normgrad.spec import DATA, ROLES, Spec, TensorSpec, row_major
+
+if TYPE_CHECKING:
+    from normgrad.backends.cuda.launch import Aligned, Ready
 
 _ITEMSIZE = {**ITEMSIZE, "uint64": 8}
 _ALIGNMENT = 256  # of every piece of the workspace
@@ -91,8 +94,10 @@ class Program:
     # What runs where data start at no multiple of 16 bytes, if that is another program.
     unaligned: "Program | None" = None
     words: int = 0  # that blocks of one of the steps exchange; another step clears them before
-    # Compiled kernels by device and alignment: filled by the first run.
-    prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    # Compiled kernels by device, alignment and whether `mail` has the words: by the first run.
+    prepared: "dict[tuple[int, Aligned, bool], list[Ready]]" = field(
+        default_factory=dict, compare=False, repr=False
+    )
     slots: tuple[int, ...] = field(init=False, compare=False, repr=False)  # that steps touch
 
     def __post_init__(self) -> None:
@@ -124,7 +129,7 @@ class Builder:
     def scratch(self, count: int, dtype: str) -> Ref:
         """A piece of the workspace."""
         ref = Ref("", self.used, dtype)
-        self.used += -(-count * _ITEMSIZE[dtype] // _ALIGNMENT) * _ALIGNMENT
+        self.used += ceil_div(count * _ITEMSIZE[dtype], _ALIGNMENT) * _ALIGNMENT
         return ref
 
     def launch(
@@ -182,7 +187,7 @@ class Builder:
         block = 1024
         self.launch(
             "copy.clear_words",
-            (-(-count // block),),
+            (ceil_div(count, block),),
             {"words": words, "count": count},
             {"BLOCK": block},
         )
@@ -198,8 +203,7 @@ class Builder:
 
     def pack(self, role: str, dtype: str | None = None) -> Ref:
         """A row-major copy of an operand in the workspace, of another type if need be."""
-        tensor = self.spec.tensor(role)
-        assert tensor is not None
+        tensor = self.spec.present(role)
         ref = self.scratch(tensor.size, dtype or tensor.dtype)
         dense = row_major(tensor.shape)
         self.steps.append(
@@ -218,8 +222,7 @@ class Builder:
 
     def bounce(self, role: str) -> Ref:
         """A row-major stand-in for a result."""
-        tensor = self.spec.tensor(role)
-        assert tensor is not None
+        tensor = self.spec.present(role)
         ref = self.scratch(tensor.size, tensor.dtype)
         dense = row_major(tensor.shape)
         self._after.append(
@@ -229,8 +232,7 @@ class Builder:
 
     def move(self, role: str) -> Ref:
         """Data at a multiple of 16 bytes: copied there before all, or from there at the end."""
-        tensor = self.spec.tensor(role)
-        assert tensor is not None
+        tensor = self.spec.present(role)
         axes = zip(tensor.strides, tensor.shape, strict=True)
         # As memory lies; what is repeated once.
         steps, sizes = zip((0, 1), *sorted(axes, reverse=True), strict=True)
@@ -261,16 +263,16 @@ def _copy(
     writes: tuple[int, ...],
 ) -> Launch:
     """A copy from strides to strides."""
-    *outer, (cols, col_read, col_write) = _joined(shape, reads, writes)
+    *outer, (cols, col_read, col_write) = joined_axes(shape, reads, writes) or [(1, 1, 1)]
     if not outer and col_read == col_write == 1:
         given: tuple[tuple[str, Argument], ...]
         given = ("source", source), ("target", target), ("count", cols)
         sizes = ("WIDE", cols + _COPIED >= WIDE), ("BLOCK", _COPIED)
-        return Launch("copy.flat_copy", (-(-cols // _COPIED), 1, 1), given, sizes)
+        return Launch("copy.flat_copy", (ceil_div(cols, _COPIED), 1, 1), given, sizes)
     rows = math.prod(size for size, _, _ in outer)
     width = min(power_of_two(cols), _COPIED)
     height = _COPIED // width
-    blocks = -(-cols // width)
+    blocks = ceil_div(cols, width)
     arguments: dict[str, Argument] = {
         "source": source,
         "target": target,
@@ -291,23 +293,5 @@ def _copy(
         "ROWS": height,
         "COLS": width,
     }
-    grid = (-(-rows // height) * blocks, 1, 1)
+    grid = (ceil_div(rows, height) * blocks, 1, 1)
     return Launch("copy.strided_copy", grid, tuple(arguments.items()), tuple(constants.items()))
-
-
-def _joined(
-    shape: tuple[int, ...], reads: tuple[int, ...], writes: tuple[int, ...]
-) -> list[tuple[int, int, int]]:
-    """Axes as (size, stride, stride), with those made one that are one in memory on both sides."""
-    axes = [(1, 1, 1)]
-    for size, read, write in zip(shape, reads, writes, strict=True):
-        before, far_read, far_write = axes[-1]
-        if size == 1:
-            continue
-        if before == 1:
-            axes[-1] = (size, read, write)
-        elif (far_read, far_write) == (size * read, size * write):
-            axes[-1] = (before * size, read, write)
-        else:
-            axes.append((size, read, write))
-    return axes

@@ -16,14 +16,7 @@ from normgrad.backends.cuda.resident_blocks import (
     cut_slabs,
     head_bytes,
 )
-from normgrad.backends.cuda.tiles import (
-    THREADS,
-    WIDE,
-    alignment,
-    ceil_div,
-    magic,
-    power_of_two,
-)
+from normgrad.backends.cuda.tiles import THREADS, WIDE, alignment, ceil_div, magic, power_of_two
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry
 
@@ -52,6 +45,9 @@ class _Ring:
         return self.head + 2 * depth * self.tile
 
 
+_NO_RING = _Ring(spans=0, exact=False, even=False, full=0, head=0, tile=0)
+
+
 def _pays(tiles: Tiles, itemsize: int, group: bool) -> bool:
     """Whether bulk copies are faster than those of 16 bytes, which need no barrier for each tile.
 
@@ -65,8 +61,8 @@ def _pays(tiles: Tiles, itemsize: int, group: bool) -> bool:
     return itemsize == 4 and tiles.block.registers > 128 and tiles.team.rounds >= 16
 
 
-def _ring(tiles: Tiles, itemsize: int, planes: int, run: int, step: int) -> _Ring | None:
-    """How tiles lie in the ring; None where a warp has too few threads to ask for one."""
+def _ring(tiles: Tiles, itemsize: int, planes: int, run: int, step: int) -> _Ring:
+    """How tiles lie in the ring; none where a warp has too few threads to ask for one."""
     rows, team = planes * tiles.pieces, tiles.team
     exact = tiles.piece * tiles.pieces == run
     # Tiles start at multiples of this, in their planes.
@@ -74,7 +70,7 @@ def _ring(tiles: Tiles, itemsize: int, planes: int, run: int, step: int) -> _Rin
     most = (tiles.pieces - start + tiles.rows - 1) // tiles.pieces + 1
     spans = 0 if exact and step == run else most
     if spans > THREADS:
-        return None
+        return _NO_RING
     least = min(team.share, rows - (team.team - 1) * team.share)
     return _Ring(
         spans=spans,
@@ -144,7 +140,8 @@ def _add_planes(
     group, together, align = data.group, data.together, data.align
     step = x.channel if group else x.outer
     bulk = data.bulk and not tiles.plane and _pays(tiles, data.itemsize, group)
-    ring = _ring(tiles, data.itemsize, data.planes, data.run, step) if bulk else None
+    ring = _ring(tiles, data.itemsize, data.planes, data.run, step) if bulk else _NO_RING
+    bulk = ring is not _NO_RING
     team = tiles.team
     solo = team.team == 1
     copies = _COPIES if together == 1 and team.team >= _CROWD else 1
@@ -187,7 +184,7 @@ def _add_planes(
         "DEPTH": tiles.depth,
         "HELD": tiles.held,
         "AHEAD": tiles.block.ahead,
-        "LATE": _late(tiles, group, bulk=ring is not None),
+        "LATE": _late(tiles, group, bulk=bulk),
         "ROWS": tiles.rows,
         "COLS": tiles.cols,
         "VECTOR": 16 // data.itemsize,
@@ -198,13 +195,13 @@ def _add_planes(
         "ALIGN": align,
         "WIDE": reach >= WIDE,
         "SEATS": seats,
-        "BULK": ring is not None,
-        "SPANS": ring.spans if ring else 0,
-        "EXACT": ring is not None and ring.exact,
-        "EVEN": ring is not None and ring.even,
-        "FULL": min(ring.full, tiles.chunks) if ring else 0,
-        "HEAD": ring.head if ring else 0,
-        "TILE": ring.tile if ring else 0,
+        "BULK": bulk,
+        "SPANS": ring.spans,
+        "EXACT": ring.exact,
+        "EVEN": ring.even,
+        "FULL": min(ring.full, tiles.chunks),
+        "HEAD": ring.head,
+        "TILE": ring.tile,
         "WINDOW": data.window,
         **joint_parameters(layout, tiles.pieces, tiles.block.warps, meets=wants),
         "PHASE": 0,
@@ -220,7 +217,7 @@ def _add_planes(
         starts_early=device.starts_early,
         warps=tiles.block.warps,
         registers=tiles.block.registers,
-        ring=ring.nbytes(tiles.depth) if ring else 0,
+        ring=ring.nbytes(tiles.depth),
     )
 
 

@@ -23,9 +23,8 @@ from normgrad.geometry import Geometry
 # 96, for 8192x8192 106.6, 111.1, 112.0 with 64, 96, 128: what is asked for too early is written
 # late, when nothing is left to read.
 _UNDER_WAY = 64 << 10
-_LESS_UNDER_WAY = (
-    48 << 10
-)  # short rows: 131072x128 in float32 takes 62, 55.6, 56.7 us with 40, 48, 64
+# Of short rows: 131072x128 in float32 takes 62, 55.6, 56.7 us with 40, 48, 64 KB.
+_LESS_UNDER_WAY = 48 << 10
 _MOST = 40  # elements of a thread in a row: its sums and weights take three registers for each
 MANY_ROWS = 1 << 30
 _NOTED = 2048  # rows of a block whose statistics are fetched at once

@@ -6,6 +6,8 @@ For data at multiples of 16 bytes and the default stream; all else goes the gene
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from normgrad.backends.cuda.launch import Ready
+from normgrad.backends.cuda.mail import Mail
 from normgrad.backends.cuda.program import SLOTS, Ref
 from normgrad.written import Source
 
@@ -17,12 +19,12 @@ class Site(NamedTuple):
     current: Callable[[], int]  # GPU
     stream: Callable[[int], int]
     scratch: Callable[[int, int], int]  # of a GPU, so many bytes
-    post: Callable[[int], Any]  # words between blocks
+    post: Callable[[int], Mail]  # words between blocks
 
 
 def write(
     source: Source,
-    launches: Sequence[Any],  # of launch.Ready
+    launches: Sequence[Ready],
     touched: Sequence[int],  # slots whose addresses count
     sizes: tuple[int, int],  # bytes of scratch memory, words
     site: Site,
@@ -49,7 +51,7 @@ def write(
 _PLACES = {"": "w", "mail": "words", "stale": "stale", "stale_words": "left"}
 
 
-def _call(source: Source, number: int, step: Any) -> str:
+def _call(source: Source, number: int, step: Ready) -> str:
     """The launch of a step."""
     source.names[f"launch{number}"] = step.launch
     given = [

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgrad import hostmem
+from normgrad.backends.base import not_on_host
 from normgrad.backends.reference import formula
 from normgrad.geometry import Geometry
 from normgrad.plan import Plan
@@ -25,9 +26,7 @@ class ReferenceBackend:
 
     def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
         """Only memory that the host cannot read."""
-        if spec.device != "cpu":
-            return f"it reads host memory only, the arrays are on {spec.device}"
-        return None
+        return not_on_host(spec.device)
 
     def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
         """Nothing to decide and no scratch memory."""
@@ -39,8 +38,7 @@ class ReferenceBackend:
         """Read everything, compute, then write: any overlap is harmless here."""
         if not plan.geometry.size:  # sums of nothing; NumPy has no array of some empty shapes
             for role in plan.spec.wanted:
-                tensor = plan.spec.tensor(role)
-                assert tensor is not None
+                tensor = plan.spec.present(role)
                 if tensor.size:
                     hostmem.view(addresses[SLOT[role]], tensor)[...] = 0
             return
@@ -50,8 +48,7 @@ class ReferenceBackend:
             }
             values = evaluate(plan.spec, plan.geometry, operands)
         for role in plan.spec.wanted:
-            tensor = plan.spec.tensor(role)
-            assert tensor is not None
+            tensor = plan.spec.present(role)
             target = hostmem.view(addresses[SLOT[role]], tensor)
             target[...] = hostmem.narrow(values[role].reshape(tensor.shape), tensor.dtype)
 
@@ -95,8 +92,7 @@ def evaluate(
 
 
 def _read(plan: Plan, role: str, address: int | None) -> Values:
-    tensor = plan.spec.tensor(role)
-    assert tensor is not None
+    tensor = plan.spec.present(role)
     values = hostmem.widen(hostmem.view(address, tensor), tensor.dtype)
     return values if role == "counter" else values.reshape(plan.geometry.shape_of(role))
 

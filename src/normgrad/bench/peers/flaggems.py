@@ -3,6 +3,7 @@
 import importlib.util
 import math
 
+from normgrad.backends.base import broken
 from normgrad.bench.contender import NotOffered, Runner, by_role
 from normgrad.bench.problems import DeviceProblem
 from normgrad.spec import Op
@@ -22,11 +23,7 @@ class FlagGems:
         missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
         if missing:
             return f"{', '.join(missing)} not installed"
-        try:
-            import flag_gems  # noqa: F401
-        except Exception as error:  # a package of many vendors fails in many ways
-            return f"import flag_gems: {type(error).__name__}: {error}"
-        return None
+        return broken("flag_gems")
 
     def prepare(self, problem: DeviceProblem) -> Runner:
         """The functions that it registers for aten's backward operators."""

@@ -5,7 +5,7 @@ import math
 import torch
 
 from normgrad.backends.base import missing
-from normgrad.bench.contender import NotOffered, Runner
+from normgrad.bench.contender import NotOffered, Runner, by_role
 from normgrad.bench.problems import DeviceProblem
 from normgrad.spec import Op
 
@@ -41,7 +41,7 @@ class Liger:
             wants = {"needs_dw": case.wanted[1], "needs_db": case.wanted[2]}
             return Runner(
                 lambda: layer_norm_backward(dy, x, gamma, beta, mean, rstd, **wants),
-                lambda arrays: _named(problem, arrays),
+                lambda arrays: by_role(problem, arrays),
             )
         if case.op is Op.GROUP_NORM:
             from liger_kernel.ops.group_norm import group_norm_backward
@@ -51,14 +51,9 @@ class Liger:
             sizes = (case.shape[1], case.num_groups)
             return Runner(
                 lambda: group_norm_backward(dy, x, gamma, beta, mean, rstd, *sizes),
-                lambda arrays: _named(problem, arrays),
+                lambda arrays: by_role(problem, arrays),
             )
         raise NotOffered("Liger has layer and group norm alone")
-
-
-def _named(problem: DeviceProblem, arrays: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-    named = dict(zip(("dx", "dgamma", "dbeta"), arrays, strict=True))
-    return {role: named[role] for role in problem.result_dtypes}
 
 
 PEER = Liger()

@@ -31,6 +31,7 @@ _BAD_PARAM: Final = (
     "infiniopCreateBatchNormBackwardDescriptor",
     "infiniopGetBatchNormBackwardWorkspaceSize",
 )
+_TEXT: Final = "aclrtGetSocName"  # returns a string, and no status
 # Functions of which one result is enough: as in the vendor's library, the others may be null.
 _ONE_IS_ENOUGH: Final = ("infinirtGetDevice",)
 
@@ -43,7 +44,7 @@ def fill(handles: Handles) -> None:
         call = _checked(_external(handles, function), function, ffi)
         if operators.plans(function):
             call = operators.until_exit(handles, call)
-        if function.name == "aclrtGetSocName":
+        if function.name == _TEXT:
             inside = ffi.NULL
         ffi.def_extern(
             name=f"py_{function.name}",
@@ -56,6 +57,8 @@ def fill(handles: Handles) -> None:
 def _external(handles: Handles, function: Function) -> External:
     interface = infiniop if function.name.startswith("infini") else aclnn
     target = getattr(interface, function.name)
+    if function.name == _TEXT:
+        return _text(handles, target)
     for special in (arrays.external, operators.external):
         call = special(handles, function, target, null_result)
         if call is not None:
@@ -93,8 +96,6 @@ def _plain(handles: Handles, function: Function, target: Callable[..., Any]) -> 
                 end(args[0])
         return int(status)
 
-    if function.name == "aclrtGetSocName":
-        return _text(handles, target)
     return call
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from normgrad.infiniop.constants import INFINIRT_MEMCPY_D2H, INFINIRT_MEMCPY_H2D
 from normgrad.infiniop.descriptors import DTYPE_NAMES
 from normgrad.infiniop.status import SUCCESS
-from normgrad.spec import TensorSpec
+from normgrad.spec import Op, TensorSpec
 from normgrad.verify.cases import Case, select
 from normgrad.verify.clib import infiniop_status
 from normgrad.verify.clib.infiniop_status import ROLES
@@ -29,17 +29,17 @@ def jobs(who: str) -> list[Job]:
     """The training cases that (N, C, L) can hold, special memory, and the statuses."""
     made = [
         numeric(_as_infiniop(case), dtype, who)
-        for case in select("batch_norm")
+        for case in select(Op.BATCH_NORM)
         if _expressible(case)
         for dtype in _TYPES
     ]
-    plain = Case(id="nchw", op=select("batch_norm")[0].op, shape=(4, 6, 35))
+    plain = Case(id="nchw", op=Op.BATCH_NORM, shape=(4, 6, 35))
     made += [
         numeric(_as_infiniop(plain), dtype, who, variant)
         for variant in _VARIANTS
         for dtype in _TYPES
     ]
-    return made + [status("batch_norm", call, who) for call in infiniop_status.CALLS]
+    return made + [status(Op.BATCH_NORM, call, who) for call in infiniop_status.CALLS]
 
 
 def _expressible(case: Case) -> bool:

@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from normgrad.infiniop.batch_norm import TENSORS
 from normgrad.infiniop.status import (
     BAD_DTYPE,
     BAD_PARAM,
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from normgrad.verify.clib.infiniop import Infiniop
 
 # The order of the descriptors and of the data pointers; the first three are results.
-ROLES = ("dx", "dgamma", "dbeta", "x", "dy", "gamma", "mean", "rstd")
-_WORDS = ("grad_input", "grad_weight", "grad_bias", "input", "grad_output", "weight")
-WORDS = (*_WORDS, "running_mean", "running_var")
+WORDS, ROLES = tuple(TENSORS), tuple(TENSORS.values())
 Check = Callable[["Infiniop", Outcome], Outcome]
 
 

@@ -49,13 +49,8 @@ def answered(blank: Outcome, got: int, want: int, note: str = "") -> Outcome:
 
 def arrays_of(problem: Problem) -> dict[str, HostArray]:
     """Operands and results, the latter full of NaN."""
-    made = problem.given
     spec = problem.spec
-    for role in problem.wanted:
-        tensor = spec.tensor(role)
-        assert tensor is not None
-        made[role] = nan_like(tensor)
-    return made
+    return problem.given | {role: nan_like(spec.present(role)) for role in problem.wanted}
 
 
 def concluded(

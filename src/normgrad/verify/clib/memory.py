@@ -36,12 +36,12 @@ class HostRuntime:
     """Plain host memory, for libraries that bring no runtime."""
 
     def __init__(self) -> None:
-        self.blocks: dict[int, Any] = {}
+        self.blocks: dict[int, object] = {}
 
     def malloc(self, nbytes: int) -> int:
         """A buffer that starts at a multiple of 64."""
-        block = ctypes.create_string_buffer(nbytes + 64)
-        address = -(-ctypes.addressof(block) // 64) * 64
+        block = ctypes.create_string_buffer(nbytes + hostmem.ALIGNMENT)
+        address = hostmem.aligned(ctypes.addressof(block))
         self.blocks[address] = block
         return address
 

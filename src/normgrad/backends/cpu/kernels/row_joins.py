@@ -14,12 +14,7 @@ from normgrad.backends.cpu.vectors import (
     widen,
     zero,
 )
-from normgrad.backends.cpu.vectors.formats import (
-    BF16,
-    BF16_CODE,
-    F16,
-    F16_CODE,
-)
+from normgrad.backends.cpu.vectors.formats import BF16, BF16_CODE, F16, F16_CODE
 
 
 @jit.inner

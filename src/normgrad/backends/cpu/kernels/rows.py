@@ -334,20 +334,9 @@ def row_blocks(fmt, flat, wide, wide_flat, params, addresses, workspace, gamma_s
             if not with_x:
                 rows = end - row
                 add_rows(
-                    wide,
-                    wide_flat,
-                    dy,
-                    x,
-                    dy_step,
-                    x_step,
-                    rows,
-                    columns,
-                    sums,
-                    sums,
-                    False,
-                    False,
-                    False,
-                )
+                    wide, wide_flat, dy, x, dy_step, x_step, rows, columns, sums, sums, False,
+                    False, False,
+                )  # fmt: skip
                 row = end
         while row < end:
             statistic = row * groups + group

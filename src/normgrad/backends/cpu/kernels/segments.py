@@ -262,24 +262,9 @@ def near_segment(fmt, dy, x, dx, left, centre, va, vb, vc):
 
 @jit.inner
 def gradients(
-    fmt,
-    dy,
-    x,
-    dx,
-    dy_step,
-    x_step,
-    dx_step,
-    segments,
-    length,
-    mean,
-    a,
-    b,
-    c,
-    streaming,
-    far,
-    ask_dy,
-    ask_x,
-):
+    fmt, dy, x, dx, dy_step, x_step, dx_step, segments, length, mean, a, b, c, streaming, far,
+    ask_dy, ask_x,
+):  # fmt: skip
     """``dx = a * dy + b * (x - mean) + c`` over segments at an even distance.
 
     Data that far away (``ask_dy``, ``ask_x``) are asked for meanwhile; 0: none.

@@ -49,20 +49,9 @@ def strip_sums(fmt, flat, params, dy, x, columns, channels, mean, sums, joined):
         rows = min(params[slots.BLOCK], params[slots.OUTER] - row)
         fill(flat, sums, 0.0, 2 * columns)
         add_rows(
-            fmt,
-            flat,
-            dy,
-            x,
-            dy_step,
-            x_step,
-            rows,
-            columns,
-            mean,
-            sums,
-            with_x,
-            True,
+            fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_x, True,
             params[slots.FAR] != 0,
-        )
+        )  # fmt: skip
         # Two rows of sums follow each other, and so do two rows of joined ones.
         at = sums
         for channel in range(2 * channels):

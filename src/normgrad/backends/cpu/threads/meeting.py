@@ -8,6 +8,7 @@ helper began 14 to 18 us after the call (two turns at the interpreter lock), so 
 from normgrad.backends.cpu import slots
 from normgrad.backends.cpu.threads import driver
 from normgrad.backends.cpu.threads.sharing import (
+    CPUS,
     add_atomic,
     at_address,
     call_parallel,
@@ -57,7 +58,7 @@ def lead(params, addresses, workspace, sync, boxes, count, helpers):
             box[_SYNC] = sync
             # Linux likes to wake a helper where its caller runs, and then it waits for 4 ms: after
             # a pause of 10 ms two calls of three were alone, 2.4 ms instead of 1.4.
-            if box[OFF] != cpu and 0 <= cpu < 1024 and box[THREAD] > 0:
+            if box[OFF] != cpu and 0 <= cpu < CPUS and box[THREAD] > 0:
                 keep_off(box[THREAD], cpu)
                 box[OFF] = cpu
             add_atomic(address, _READY - _FILLING)

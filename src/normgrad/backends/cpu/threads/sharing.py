@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from normgrad.backends.cpu.vectors.conversions import I32, I64, X86, call, pointer
 
 _LINUX = sys.platform.startswith("linux")
-_CPUS = 1024  # as many as Linux's sets of processors have room for
+CPUS = 1024  # as many as Linux's sets of processors have room for
 
 
 @intrinsic
@@ -110,10 +110,10 @@ def keep_off(typingctx, thread, cpu):
         if not _LINUX:
             return context.get_dummy_value()
         thread, cpu = arguments
-        words = ir.ArrayType(I64, _CPUS // 64)
+        words = ir.ArrayType(I64, CPUS // 64)
         mask = builder.alloca(words)
         builder.store(ir.Constant(words, None), mask)
-        size = I64(_CPUS // 8)
+        size = I64(CPUS // 8)
         call(builder, "sched_getaffinity", I32, [I32(0), size, mask])
         here = builder.gep(mask, [I32(0), builder.lshr(cpu, I64(6))])
         bit = builder.shl(I64(1), builder.and_(cpu, I64(63)))

@@ -5,13 +5,7 @@ import operator
 from llvmlite import ir
 from numba import types
 from numba.core.imputils import lower_constant
-from numba.extending import (
-    intrinsic,
-    models,
-    overload,
-    register_model,
-    typeof_impl,
-)
+from numba.extending import intrinsic, models, overload, register_model, typeof_impl
 
 from normgrad.backends.cpu.vectors.conversions import F32, F64, I32, I64, call, const
 from normgrad.backends.cpu.vectors.formats import Format

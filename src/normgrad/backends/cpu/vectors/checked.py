@@ -1,4 +1,4 @@
-"""What `vector` names, in plain Python on checked memory: for NUMBA_DISABLE_JIT=1.
+"""What `vectors` names, in plain Python on checked memory: for NUMBA_DISABLE_JIT=1.
 
 Every access must lie inside a range that the running call may touch; an access outside is an
 IndexError with its address. Slow, and meant for tests.

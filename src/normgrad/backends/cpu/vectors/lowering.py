@@ -1,4 +1,4 @@
-"""Memory as `vector` names it, in LLVM instructions. Addresses are integers, lane 0 comes first."""
+"""Memory as `vectors` names it, in LLVM instructions. Addresses are integers, lane 0 is first."""
 
 from llvmlite import ir
 from numba import types

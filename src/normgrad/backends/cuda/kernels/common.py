@@ -5,14 +5,14 @@ fence and no counter: it is there as soon as its bits are not all set (the launc
 before; arithmetic never makes that NaN).
 """
 
-import os
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from normgrad.backends.cuda.launch import interpreting
+
 # The interpreter runs blocks one after another and knows neither PTX nor sums of pairs.
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+INTERPRETED = tl.constexpr(interpreting())
 
 
 @triton.jit
