@@ -7,9 +7,10 @@ from numba import types
 from numba.core.imputils import lower_constant
 from numba.extending import (
     intrinsic,
+    lower_builtin,
     models,
-    overload,
     register_model,
+    type_callable,
     typeof_impl,
 )
 
@@ -286,36 +287,32 @@ def float_of(typingctx, bits):
     return types.float64(types.int64), codegen
 
 
-def _binary(name, instruction):
-    @intrinsic
-    def operation(typingctx, first, second):
-        def codegen(context, builder, signature, arguments):
-            return getattr(builder, instruction)(*arguments)
+def _operator(function, instruction):
+    """An operator of vectors, one instruction. As an overload it is a function more to compile."""
 
-        return first(first, second), codegen
+    @type_callable(function)
+    def typed(context):
+        def result(first, second):
+            return first if isinstance(first, LanesType) and first == second else None
 
-    def typed(first, second):
-        if isinstance(first, LanesType) and first == second:
-            return lambda first, second: operation(first, second)  # noqa: PLW0108 (Numba's way)
-        return None
+        return result
 
-    overload(getattr(operator, name))(typed)
-
-
-@intrinsic
-def _negated(typingctx, values):
-    def codegen(context, builder, signature, arguments):
-        return builder.fneg(*arguments)
-
-    return values(values), codegen
+    @lower_builtin(function, LanesType, LanesType)
+    def lowered(context, builder, signature, arguments):
+        return getattr(builder, instruction)(*arguments)
 
 
-@overload(operator.neg)
-def _negative(values):
-    return (lambda values: _negated(values)) if isinstance(values, LanesType) else None  # noqa: PLW0108
+@type_callable(operator.neg)
+def _negative(context):
+    return lambda values: values if isinstance(values, LanesType) else None
 
 
-_binary("add", "fadd")
-_binary("sub", "fsub")
-_binary("mul", "fmul")
-_binary("truediv", "fdiv")
+@lower_builtin(operator.neg, LanesType)
+def _negated(context, builder, signature, arguments):
+    return builder.fneg(*arguments)
+
+
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+_operator(operator.truediv, "fdiv")
