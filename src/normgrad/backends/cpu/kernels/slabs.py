@@ -257,19 +257,13 @@ def slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
 
 
 @jit.inlined
-def slab_sums(fmt, params, addresses, workspace, outer, group, dy, x, mean, rstd):
-    """All sums of a slab as its factors need them."""
-    inner = params[slots.INNER]
-    segments = params[slots.SEGMENTS]
-    if not params[slots.BY_ROW]:
-        return needed_sums(fmt, params, dy, x, segments, inner, mean)
+def weighed_sums(fmt, params, addresses, workspace, group, kept, rstd):
+    """Both sums of a slab of group norm from those of its channels, which gamma weighs."""
     sum_dy, rest_dy = 0.0, 0.0
     sum_xmu, rest_xmu = 0.0, 0.0
     column = parameter(params, group, plain(0))
-    kept = kept_sums(params, workspace, outer, group)
     second = params[slots.COLUMNS] * 8
-    segment_sums(fmt, params, dy, x, segments, inner, mean, kept, plain(8), second)
-    for segment in range(segments):
+    for segment in range(params[slots.SEGMENTS]):
         at = kept + segment * 8
         other = read(F64, at + second)
         write(F64, at + second, other * rstd)  # the channel's share of the parameter gradient
@@ -296,12 +290,14 @@ def slabs(fmt):
             rstd = inverse_deviation(params, addresses, workspace, slab)
             sum_dy = 0.0
             sum_xmu = 0.0
-            if params[slots.SUM_DY]:
-                sum_dy, sum_xmu = slab_sums(
-                    fmt, params, addresses, workspace, outer, group, dy, x, mean, rstd
-                )
-                if not by_row:
-                    slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
+            if params[slots.SUM_DY] and by_row:
+                kept = kept_sums(params, workspace, outer, group)
+                second = params[slots.COLUMNS] * 8
+                segment_sums(fmt, params, dy, x, segments, inner, mean, kept, plain(8), second)
+                sum_dy, sum_xmu = weighed_sums(fmt, params, addresses, workspace, group, kept, rstd)
+            elif params[slots.SUM_DY]:
+                sum_dy, sum_xmu = needed_sums(fmt, params, dy, x, segments, inner, mean)
+                slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
             if params[slots.WRITE_DX]:
                 dx = slab_start(params, addresses, workspace, slots.DX, outer, group)
                 b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
