@@ -21,6 +21,7 @@ from normgrad.backends.cpu.vectors import (
     lanes,
     load,
     load_part,
+    plain,
     read,
     size_of,
     splat,
@@ -318,7 +319,7 @@ def blocks_out(fmt, flat):
         if params[slots.BACKWARDS]:
             last = params[slots.BLOCKS] * params[slots.SAMPLES] - index * params[slots.PER_TASK]
             first = max(last - params[slots.PER_TASK], 0)
-        block_gradients(fmt, flat, params, addresses, workspace, first, last, 0, 0)
+        block_gradients(fmt, flat, params, addresses, workspace, first, last, plain(0), plain(0))
         return 0
 
     return blocks_out_task
@@ -333,8 +334,8 @@ def samples(fmt, flat):
         block = sample * blocks
         spread(flat, params, addresses, workspace, sample)
         block_sums(fmt, flat, params, addresses, workspace, block, block + blocks)
-        join_columns(flat, params, workspace, sample, 0, columns)
-        group_factors(flat, params, addresses, workspace, sample, 0, columns)
+        join_columns(flat, params, workspace, sample, plain(0), columns)
+        group_factors(flat, params, addresses, workspace, sample, plain(0), columns)
         ask_dy = 0
         ask_x = 0
         if params[slots.ASKS] and after > sample:

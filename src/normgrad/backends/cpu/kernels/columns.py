@@ -28,6 +28,25 @@ def ask_pair(fmt, address):
 
 
 @jit.inner
+def add_dy(fmt, flat, dy, dy_step, rows, columns, sums):
+    """Add rows of dy at an even distance into a row of sums, one after the other."""
+    width = lanes(fmt)
+    for _ in range(rows):
+        where = dy
+        at = sums
+        left = columns
+        while left >= width:
+            store(flat, at, load(flat, at) + load(fmt, where))
+            where += width * size_of(fmt)
+            at += width * size_of(flat)
+            left -= width
+        if left > 0:
+            one = load_part(flat, at, left) + load_part(fmt, where, left)
+            store_part(flat, at, one, left)
+        dy += dy_step
+
+
+@jit.inner
 def add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_x, four, far):
     """Add rows at an even distance into two rows of sums. ``flat`` is the format of sums.
 
@@ -46,9 +65,11 @@ def add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_
         at = sums
         where = 0
         column = 0
-        done = 1
-        if four and rows - row >= 4:
-            done = 4
+        done = 4 if four and rows - row >= 4 else 1
+        if done == 1 and not with_x:
+            add_dy(fmt, flat, dy, dy_step, rows - row, columns, sums)
+            return
+        if done == 4:
             while column < whole:
                 d0 = load(fmt, dy + where)
                 d1 = load(fmt, dy + where + dy_step)
@@ -70,7 +91,7 @@ def add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_
                 column += width
                 where += step
                 at += unit
-        elif with_x:
+        else:
             while column < pairs:
                 d0 = load(fmt, dy + where)
                 d1 = load(fmt, dy + where + step)
@@ -90,12 +111,6 @@ def add_rows(fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_
                 t0 = load(fmt, x + where) - load(flat, mean - sums + at)
                 store(flat, at, load(flat, at) + d0)
                 store(flat, at + below, fma(d0, t0, load(flat, at + below)))
-                column += width
-                where += step
-                at += unit
-        else:
-            while column < whole:
-                store(flat, at, load(flat, at) + load(fmt, dy + where))
                 column += width
                 where += step
                 at += unit

@@ -5,17 +5,17 @@ float64. Group norm of small images is the same: the rows are one group of all s
 """
 
 from normgrad.backends.cpu import jit, slots
-from normgrad.backends.cpu.kernels.columns import AHEAD, add_rows, fill
+from normgrad.backends.cpu.kernels.columns import AHEAD, add_dy, fill
 from normgrad.backends.cpu.kernels.scalar import count, entry, inverse_deviation, place
 from normgrad.backends.cpu.kernels.segments import completed, plus
 from normgrad.backends.cpu.vectors import (
-    differ,
     fence,
     fma,
     four_totals,
     lanes,
     load,
     load_part,
+    plain,
     prefetch,
     read,
     size_of,
@@ -145,9 +145,9 @@ def four_factors(
 
 
 @jit.inlined
-def factor(fmt, factors, row, which):
+def factor(fmt, at):
     """One of a row's factors in every lane."""
-    return splat(fmt, read(F64, factors + row * FACTORS + which * 8))
+    return splat(fmt, read(F64, at))
 
 
 @jit.inner
@@ -163,14 +163,14 @@ def four_rows(
     step = width * size_of(fmt)
     unit = width * size_of(flat)
     sums_xhat = sums + apart
-    vm0, vm1 = factor(fmt, factors, 0, 0), factor(fmt, factors, 1, 0)
-    vm2, vm3 = factor(fmt, factors, 2, 0), factor(fmt, factors, 3, 0)
-    vs0, vs1 = factor(fmt, factors, 0, 1), factor(fmt, factors, 1, 1)
-    vs2, vs3 = factor(fmt, factors, 2, 1), factor(fmt, factors, 3, 1)
-    vb0, vb1 = factor(fmt, factors, 0, 2), factor(fmt, factors, 1, 2)
-    vb2, vb3 = factor(fmt, factors, 2, 2), factor(fmt, factors, 3, 2)
-    vc0, vc1 = factor(fmt, factors, 0, 3), factor(fmt, factors, 1, 3)
-    vc2, vc3 = factor(fmt, factors, 2, 3), factor(fmt, factors, 3, 3)
+    vm0, vm1 = factor(fmt, factors), factor(fmt, factors + FACTORS)
+    vm2, vm3 = factor(fmt, factors + 2 * FACTORS), factor(fmt, factors + 3 * FACTORS)
+    vs0, vs1 = factor(fmt, factors + 8), factor(fmt, factors + FACTORS + 8)
+    vs2, vs3 = factor(fmt, factors + 2 * FACTORS + 8), factor(fmt, factors + 3 * FACTORS + 8)
+    vb0, vb1 = factor(fmt, factors + 16), factor(fmt, factors + FACTORS + 16)
+    vb2, vb3 = factor(fmt, factors + 2 * FACTORS + 16), factor(fmt, factors + 3 * FACTORS + 16)
+    vc0, vc1 = factor(fmt, factors + 24), factor(fmt, factors + FACTORS + 24)
+    vc2, vc3 = factor(fmt, factors + 2 * FACTORS + 24), factor(fmt, factors + 3 * FACTORS + 24)
     whole = columns // width * width
     column = 0
     while column < whole:
@@ -251,8 +251,8 @@ def one_row(
 ):  # fmt: skip
     """The second pass over one row, from some column on."""
     width = lanes(fmt)
-    vm, vs = factor(fmt, factors, 0, 0), factor(fmt, factors, 0, 1)
-    vb, vc = factor(fmt, factors, 0, 2), factor(fmt, factors, 0, 3)
+    vm, vs = factor(fmt, factors), factor(fmt, factors + 8)
+    vb, vc = factor(fmt, factors + 16), factor(fmt, factors + 24)
     sums_xhat = sums + apart
     column = first
     while column < columns:
@@ -293,143 +293,128 @@ def second_pass(
             )  # fmt: skip
 
 
-@jit.inner
-def row_blocks(fmt, flat, wide, wide_flat, params, addresses, workspace, gamma_slot, index):
-    """A few blocks of rows, both passes; parameters' sums in formats of their own."""
-    apart_too = differ(fmt, wide)
-    columns = params[slots.WIDTH]
-    groups = params[slots.GROUPS]
-    writing = params[slots.WRITE_DX] != 0
-    adding = params[slots.SUM_DY] != 0
-    weighing = params[slots.SUM_XMU] != 0
-    with_x = params[slots.SUM_XMU] != 0 or writing
-    all_gamma = place(params, addresses, workspace, gamma_slot)
-    dy_step = params[slots.DY + slots.BY_OUTER]
-    x_step = params[slots.X + slots.BY_OUTER]
-    dx_step = params[slots.DX + slots.BY_OUTER]
-    streaming = params[slots.STREAM_DX] != 0
-    asking = params[slots.ASKS] != 0
-    inverse = 1.0 / count(params, workspace)
-    factors = workspace + params[slots.AT_COEFFICIENTS]
-    factors += index * 4 * FACTORS
-    first = index * params[slots.PER_TASK]
-    last = min(first + params[slots.PER_TASK], params[slots.BLOCKS] * groups)
-    for block in range(first, last):
-        # Groups of the same rows follow each other: they share lines, and pages.
-        group = block % groups
-        row = block // groups * params[slots.BLOCK]
-        end = min(row + params[slots.BLOCK], params[slots.ROWS])
-        apart = columns * size_of(wide_flat)  # of the two sums of a column
-        sums = workspace + params[slots.AT_PARTS] + block * 2 * apart
-        gamma = all_gamma + group * columns * size_of(flat)
-        inside = group * columns * size_of(fmt)
-        dy = place(params, addresses, workspace, slots.DY) + row * dy_step + inside
-        x = place(params, addresses, workspace, slots.X) + row * x_step + inside
-        dx = row * dx_step + inside
-        if writing:
-            dx += place(params, addresses, workspace, slots.DX)
-        aligned = streaming and (dx | dx_step) & 63 == 0
-        if adding or weighing:
-            fill(wide_flat, sums, 0.0, 2 * columns)
-            if not with_x:
-                rows = end - row
-                add_rows(
-                    wide, wide_flat, dy, x, dy_step, x_step, rows, columns, sums, sums, False,
-                    False, False,
-                )  # fmt: skip
-                row = end
-        while row < end:
-            statistic = row * groups + group
-            some = 4 if end - row >= 4 else 1
-            if some == 4 and columns <= _SHORT:
-                four_factors(
-                    fmt, flat, params, addresses, workspace, dy, x, dy_step, x_step, gamma,
-                    statistic, inverse, factors,
-                )  # fmt: skip
-            else:
-                for one in range(some):
-                    here, here_x = dy + one * dy_step, x + one * x_step
-                    at = factors + one * FACTORS
-                    row_factors(
-                        fmt, flat, params, addresses, workspace, here, here_x, gamma,
-                        statistic + one * groups, inverse, at,
-                    )  # fmt: skip
-            if apart_too:
-                second_pass(
-                    wide, wide_flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart,
-                    columns, factors, some, False, adding, weighing, False, asking,
-                )  # fmt: skip
-                second_pass(
-                    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns,
-                    factors, some, writing, False, False, aligned, False,
-                )  # fmt: skip
-            else:
-                second_pass(
-                    fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns,
-                    factors, some, writing, adding, weighing, aligned, asking,
-                )  # fmt: skip
-            dy += some * dy_step
-            x += some * x_step
-            dx += some * dx_step
-            row += some
-    if streaming:
-        fence()
-    return 0
-
-
 def rows(fmt, flat, wide, wide_flat):
-    """The task for blocks of rows."""
+    """The task for blocks of rows, both passes; parameters' sums in formats of their own."""
+    apart_too = fmt != wide  # a constant: Numba compiles one of two branches
 
     def rows_task(params, addresses, workspace, argument, index, after):
-        return row_blocks(
-            fmt, flat, wide, wide_flat, params, addresses, workspace, argument, index
-        )  # fmt: skip
+        columns = params[slots.WIDTH]
+        groups = params[slots.GROUPS]
+        writing = params[slots.WRITE_DX] != 0
+        adding = params[slots.SUM_DY] != 0
+        weighing = params[slots.SUM_XMU] != 0
+        with_x = params[slots.SUM_XMU] != 0 or writing
+        all_gamma = place(params, addresses, workspace, argument)
+        dy_step = params[slots.DY + slots.BY_OUTER]
+        x_step = params[slots.X + slots.BY_OUTER]
+        dx_step = params[slots.DX + slots.BY_OUTER]
+        streaming = params[slots.STREAM_DX] != 0
+        asking = params[slots.ASKS] != 0
+        no = plain(False)
+        inverse = 1.0 / count(params, workspace)
+        factors = workspace + params[slots.AT_COEFFICIENTS]
+        factors += index * 4 * FACTORS
+        first = index * params[slots.PER_TASK]
+        last = min(first + params[slots.PER_TASK], params[slots.BLOCKS] * groups)
+        for block in range(first, last):
+            # Groups of the same rows follow each other: they share lines, and pages.
+            group = block % groups
+            row = block // groups * params[slots.BLOCK]
+            end = min(row + params[slots.BLOCK], params[slots.ROWS])
+            apart = columns * size_of(wide_flat)  # of the two sums of a column
+            sums = workspace + params[slots.AT_PARTS] + block * 2 * apart
+            gamma = all_gamma + group * columns * size_of(flat)
+            inside = group * columns * size_of(fmt)
+            dy = place(params, addresses, workspace, slots.DY) + row * dy_step + inside
+            x = place(params, addresses, workspace, slots.X) + row * x_step + inside
+            dx = row * dx_step + inside
+            if writing:
+                dx += place(params, addresses, workspace, slots.DX)
+            aligned = streaming and (dx | dx_step) & 63 == 0
+            if adding or weighing:
+                fill(wide_flat, sums, 0.0, 2 * columns)
+                if not with_x:
+                    add_dy(wide, wide_flat, dy, dy_step, end - row, columns, sums)
+                    row = end
+            while row < end:
+                statistic = row * groups + group
+                some = 4 if end - row >= 4 else 1
+                if some == 4 and columns <= _SHORT:
+                    four_factors(
+                        fmt, flat, params, addresses, workspace, dy, x, dy_step, x_step, gamma,
+                        statistic, inverse, factors,
+                    )  # fmt: skip
+                else:
+                    for one in range(some):
+                        here, here_x = dy + one * dy_step, x + one * x_step
+                        at = factors + one * FACTORS
+                        row_factors(
+                            fmt, flat, params, addresses, workspace, here, here_x, gamma,
+                            statistic + one * groups, inverse, at,
+                        )  # fmt: skip
+                if apart_too:
+                    second_pass(
+                        wide, wide_flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart,
+                        columns, factors, some, no, adding, weighing, no, asking,
+                    )  # fmt: skip
+                    second_pass(
+                        fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns,
+                        factors, some, writing, no, no, aligned, no,
+                    )  # fmt: skip
+                else:
+                    second_pass(
+                        fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns,
+                        factors, some, writing, adding, weighing, aligned, asking,
+                    )  # fmt: skip
+                dy += some * dy_step
+                x += some * x_step
+                dx += some * dx_step
+                row += some
+        if streaming:
+            fence()
+        return 0
 
     return rows_task
 
 
-@jit.inner
-def row_strip(fmt, flat, params, addresses, workspace, index):
-    """The parameters' share of some columns of all rows, which are few and have no gradients."""
-    columns = params[slots.WIDTH]
-    rows = params[slots.ROWS]
-    first = index * params[slots.PIECE]
-    part = min(params[slots.PIECE], columns - first)
-    apart = columns * size_of(flat)
-    sums = workspace + params[slots.AT_PARTS] + first * size_of(flat)
-    fill(flat, sums, 0.0, part)
-    fill(flat, sums + apart, 0.0, part)
-    factors = workspace + params[slots.AT_COEFFICIENTS] + index * 4 * FACTORS
-    dy_step = params[slots.DY + slots.BY_OUTER]
-    x_step = params[slots.X + slots.BY_OUTER]
-    dy = place(params, addresses, workspace, slots.DY) + first * size_of(fmt)
-    x = place(params, addresses, workspace, slots.X) + first * size_of(fmt)
-    asking = params[slots.ASKS] != 0
-    adding = params[slots.SUM_DY] != 0
-    row = 0
-    if not params[slots.SUM_XMU]:
-        add_rows(
-            fmt, flat, dy, x, dy_step, x_step, rows, part, sums, sums, False, False, False
-        )  # fmt: skip
-        row = rows
-    while row < rows:
-        some = 4 if rows - row >= 4 else 1
-        for one in range(some):
-            row_statistics(params, addresses, workspace, row + one, factors + one * FACTORS)
-        second_pass(
-            fmt, flat, dy, x, 0, dy_step, x_step, 0, 0, sums, apart, part, factors, some, False,
-            adding, True, False, asking,
-        )  # fmt: skip
-        dy += some * dy_step
-        x += some * x_step
-        row += some
-    return 0
-
-
 def row_strips(fmt, flat):
-    """The task for strips of columns."""
+    """The task for strips of columns: the parameters' share of all rows.
+
+    Those are few and have no gradients.
+    """
 
     def row_strips_task(params, addresses, workspace, argument, index, after):
-        return row_strip(fmt, flat, params, addresses, workspace, index)
+        columns = params[slots.WIDTH]
+        rows = params[slots.ROWS]
+        first = index * params[slots.PIECE]
+        part = min(params[slots.PIECE], columns - first)
+        apart = columns * size_of(flat)
+        sums = workspace + params[slots.AT_PARTS] + first * size_of(flat)
+        fill(flat, sums, 0.0, part)
+        fill(flat, sums + apart, 0.0, part)
+        factors = workspace + params[slots.AT_COEFFICIENTS] + index * 4 * FACTORS
+        dy_step = params[slots.DY + slots.BY_OUTER]
+        x_step = params[slots.X + slots.BY_OUTER]
+        dy = place(params, addresses, workspace, slots.DY) + first * size_of(fmt)
+        x = place(params, addresses, workspace, slots.X) + first * size_of(fmt)
+        asking = params[slots.ASKS] != 0
+        adding = params[slots.SUM_DY] != 0
+        no, none = plain(False), plain(0)
+        row = 0
+        if not params[slots.SUM_XMU]:
+            add_dy(fmt, flat, dy, dy_step, rows, part, sums)
+            row = rows
+        while row < rows:
+            some = 4 if rows - row >= 4 else 1
+            for one in range(some):
+                row_statistics(params, addresses, workspace, row + one, factors + one * FACTORS)
+            second_pass(
+                fmt, flat, dy, x, none, dy_step, x_step, none, none, sums, apart, part, factors,
+                some, no, adding, plain(True), no, asking,
+            )  # fmt: skip
+            dy += some * dy_step
+            x += some * x_step
+            row += some
+        return 0
 
     return row_strips_task

@@ -32,6 +32,7 @@ from normgrad.backends.cpu.vectors import (
     lanes,
     load,
     load_pair,
+    plain,
     read,
     size_of,
     splat,
@@ -59,7 +60,7 @@ def dense_gradients(fmt, params, addresses, workspace, group, dy, x, dx, mean, r
     vb = splat(fmt, b)
     vc = splat(fmt, c)
     segment = params[slots.SEGMENTS] - 1
-    column = parameter(params, group, 0)
+    column = parameter(params, group, plain(0))
     after = 0.0
     final = True
     while segment >= 0:
@@ -120,7 +121,7 @@ def near_gradients(
     centre = splat(fmt, mean)
     vb = splat(fmt, b)
     vc = splat(fmt, c)
-    column = parameter(params, group, 0)
+    column = parameter(params, group, plain(0))
     for segment in range(first, first + segments):
         gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
         va = splat(fmt, rstd * gamma)
@@ -196,7 +197,7 @@ def parameter(params, group, segment):
 @jit.inlined
 def kept_sums(params, workspace, outer, group):
     """Where group norm keeps the sums of a slab's first channel for its parameters."""
-    column = outer * 2 * params[slots.COLUMNS] + parameter(params, group, 0)
+    column = outer * 2 * params[slots.COLUMNS] + parameter(params, group, plain(0))
     return workspace + params[slots.AT_SUMS] + column * 8
 
 
@@ -223,7 +224,7 @@ def segment_sums(fmt, params, dy, x, segments, length, mean, to, step, second):
             part = min(TASK_ELEMENTS, length - first)
             at = first * size_of(fmt) + segment * dy_step
             at_x = first * size_of(fmt) + segment * x_step
-            some = needed_sums(fmt, params, dy + at, x + at_x, 1, part, mean)
+            some = needed_sums(fmt, params, dy + at, x + at_x, plain(1), part, mean)
             one, rest = plus(fmt, one, rest, some[0])
             other, other_rest = plus(fmt, other, other_rest, some[1])
         write(F64, to + segment * step, completed(one, rest))
@@ -256,19 +257,13 @@ def slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
 
 
 @jit.inlined
-def slab_sums(fmt, params, addresses, workspace, outer, group, dy, x, mean, rstd):
-    """All sums of a slab as its factors need them."""
-    inner = params[slots.INNER]
-    segments = params[slots.SEGMENTS]
-    if not params[slots.BY_ROW]:
-        return needed_sums(fmt, params, dy, x, segments, inner, mean)
+def weighed_sums(fmt, params, addresses, workspace, group, kept, rstd):
+    """Both sums of a slab of group norm from those of its channels, which gamma weighs."""
     sum_dy, rest_dy = 0.0, 0.0
     sum_xmu, rest_xmu = 0.0, 0.0
-    column = parameter(params, group, 0)
-    kept = kept_sums(params, workspace, outer, group)
+    column = parameter(params, group, plain(0))
     second = params[slots.COLUMNS] * 8
-    segment_sums(fmt, params, dy, x, segments, inner, mean, kept, 8, second)
-    for segment in range(segments):
+    for segment in range(params[slots.SEGMENTS]):
         at = kept + segment * 8
         other = read(F64, at + second)
         write(F64, at + second, other * rstd)  # the channel's share of the parameter gradient
@@ -278,70 +273,68 @@ def slab_sums(fmt, params, addresses, workspace, outer, group, dy, x, mean, rstd
     return completed(sum_dy, rest_dy), completed(sum_xmu, rest_xmu)
 
 
-@jit.inner
-def whole_slabs(fmt, params, addresses, workspace, index, after):
-    """A few slabs from sums to gradients."""
-    inner = params[slots.INNER]
-    segments = params[slots.SEGMENTS]
-    by_row = params[slots.BY_ROW] != 0
-    first = index * params[slots.PER_TASK]
-    last = min(first + params[slots.PER_TASK], params[slots.SLABS]) - 1
-    outer, group = slab_place(params, first)
-    for slab in range(first, last + 1):
-        dy = slab_start(params, addresses, workspace, slots.DY, outer, group)
-        x = slab_start(params, addresses, workspace, slots.X, outer, group)
-        mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
-        rstd = inverse_deviation(params, addresses, workspace, slab)
-        sum_dy = 0.0
-        sum_xmu = 0.0
-        if params[slots.SUM_DY]:
-            sum_dy, sum_xmu = slab_sums(
-                fmt, params, addresses, workspace, outer, group, dy, x, mean, rstd
-            )
-            if not by_row:
-                slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
-        if params[slots.WRITE_DX]:
-            dx = slab_start(params, addresses, workspace, slots.DX, outer, group)
-            b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
-            if params[slots.DENSE]:
-                dense_gradients(
-                    fmt, params, addresses, workspace, group, dy, x, dx, mean, rstd, b, c
-                )
-            elif by_row and params[slots.CORRECTION] and not params[slots.STREAM_DX]:
-                near_gradients(
-                    fmt, params, addresses, workspace, group, dy, x, dx, 0, segments, inner, mean,
-                    rstd, b, c,
-                )  # fmt: skip
-            else:
-                following = slab + 1 if slab < last else after * params[slots.PER_TASK]
-                ask_dy = 0
-                ask_x = 0
-                if params[slots.ASKS] and following > slab:
-                    ask_dy = (following - slab) * params[slots.DY + slots.BY_CHANNEL]
-                    ask_x = (following - slab) * params[slots.X + slots.BY_CHANNEL]
-                column = parameter(params, group, 0)
-                together = 1 if by_row else segments  # segments with one gamma
-                segment = segments - together
-                while segment >= 0:
-                    gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
-                    write_gradients(
-                        fmt, params, dy, x, dx, segment, together, inner, mean, rstd * gamma, b, c,
-                        ask_dy, ask_x,
-                    )  # fmt: skip
-                    segment -= max(together, 1)
-        group += 1
-        if by_row and group == params[slots.GROUPS]:
-            group = 0
-            outer += 1
-    if params[slots.STREAM_DX]:
-        fence()
-    return 0
-
-
 def slabs(fmt):
-    """The task for slabs that one thread takes whole."""
+    """The task for a few slabs that one thread takes whole, from sums to gradients."""
 
     def slabs_task(params, addresses, workspace, argument, index, after):
-        return whole_slabs(fmt, params, addresses, workspace, index, after)
+        inner = params[slots.INNER]
+        segments = params[slots.SEGMENTS]
+        by_row = params[slots.BY_ROW] != 0
+        first = index * params[slots.PER_TASK]
+        last = min(first + params[slots.PER_TASK], params[slots.SLABS]) - 1
+        outer, group = slab_place(params, first)
+        for slab in range(first, last + 1):
+            dy = slab_start(params, addresses, workspace, slots.DY, outer, group)
+            x = slab_start(params, addresses, workspace, slots.X, outer, group)
+            mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
+            rstd = inverse_deviation(params, addresses, workspace, slab)
+            sum_dy = 0.0
+            sum_xmu = 0.0
+            if params[slots.SUM_DY] and by_row:
+                kept = kept_sums(params, workspace, outer, group)
+                second = params[slots.COLUMNS] * 8
+                segment_sums(fmt, params, dy, x, segments, inner, mean, kept, plain(8), second)
+                sum_dy, sum_xmu = weighed_sums(fmt, params, addresses, workspace, group, kept, rstd)
+            elif params[slots.SUM_DY]:
+                sum_dy, sum_xmu = needed_sums(fmt, params, dy, x, segments, inner, mean)
+                slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
+            if params[slots.WRITE_DX]:
+                dx = slab_start(params, addresses, workspace, slots.DX, outer, group)
+                b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
+                if params[slots.DENSE]:
+                    dense_gradients(
+                        fmt, params, addresses, workspace, group, dy, x, dx, mean, rstd, b, c
+                    )
+                elif by_row and params[slots.CORRECTION] and not params[slots.STREAM_DX]:
+                    near_gradients(
+                        fmt, params, addresses, workspace, group, dy, x, dx, plain(0), segments,
+                        inner, mean, rstd, b, c,
+                    )  # fmt: skip
+                else:
+                    following = slab + 1 if slab < last else after * params[slots.PER_TASK]
+                    ask_dy = 0
+                    ask_x = 0
+                    if params[slots.ASKS] and following > slab:
+                        ask_dy = (following - slab) * params[slots.DY + slots.BY_CHANNEL]
+                        ask_x = (following - slab) * params[slots.X + slots.BY_CHANNEL]
+                    column = parameter(params, group, plain(0))
+                    together = 1 if by_row else segments  # segments with one gamma
+                    segment = segments - together
+                    while segment >= 0:
+                        gamma = entry(
+                            params, addresses, workspace, slots.GAMMA, column + segment, 1.0
+                        )
+                        write_gradients(
+                            fmt, params, dy, x, dx, segment, together, inner, mean, rstd * gamma,
+                            b, c, ask_dy, ask_x,
+                        )  # fmt: skip
+                        segment -= max(together, 1)
+            group += 1
+            if by_row and group == params[slots.GROUPS]:
+                group = 0
+                outer += 1
+        if params[slots.STREAM_DX]:
+            fence()
+        return 0
 
     return slabs_task

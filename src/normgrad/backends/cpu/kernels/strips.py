@@ -13,6 +13,7 @@ from normgrad.backends.cpu.vectors import (
     fence,
     lanes,
     load_part,
+    plain,
     read,
     size_of,
     total,
@@ -49,7 +50,7 @@ def strip_sums(fmt, flat, params, dy, x, columns, channels, mean, sums, joined):
         rows = min(params[slots.BLOCK], params[slots.OUTER] - row)
         fill(flat, sums, 0.0, 2 * columns)
         add_rows(
-            fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_x, True,
+            fmt, flat, dy, x, dy_step, x_step, rows, columns, mean, sums, with_x, plain(True),
             params[slots.FAR] != 0,
         )  # fmt: skip
         # Two rows of sums follow each other, and so do two rows of joined ones.
@@ -63,76 +64,72 @@ def strip_sums(fmt, flat, params, dy, x, columns, channels, mean, sums, joined):
         x += rows * x_step
 
 
-@jit.inner
-def strip(fmt, flat, params, addresses, workspace, index, after):
-    """One strip from sums to gradients."""
-    inner = params[slots.INNER]
-    first = index * params[slots.PER_TASK]
-    channels = min(params[slots.PER_TASK], params[slots.SLABS] - first)
-    columns = channels * inner
-    span = columns * size_of(flat)
-    sums = workspace + params[slots.AT_PARTS] + first * inner * 2 * size_of(flat)
-    mean = workspace + params[slots.AT_COEFFICIENTS] + first * inner * 4 * size_of(flat)
-    joined = workspace + params[slots.AT_SUMS] + first * 16
-    dy = slab_start(params, addresses, workspace, slots.DY, 0, first)
-    x = slab_start(params, addresses, workspace, slots.X, 0, first)
-    for channel in range(channels):
-        value = entry(params, addresses, workspace, slots.MEAN, first + channel, 0.0)
-        fill(flat, mean + channel * inner * size_of(flat), value, inner)
-    if params[slots.SUM_DY]:
-        strip_sums(fmt, flat, params, dy, x, columns, channels, mean, sums, joined)
-    for channel in range(channels):
-        slab = first + channel
-        rstd = inverse_deviation(params, addresses, workspace, slab)
-        sum_dy = 0.0
-        sum_xmu = 0.0
-        if params[slots.SUM_DY]:
-            sum_dy = read(F64, joined + channel * 8)
-            sum_xmu = read(F64, joined + (channels + channel) * 8)
-            slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
-        if params[slots.WRITE_DX]:
-            gamma = entry(params, addresses, workspace, slots.GAMMA, slab, 1.0)
-            b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
-            at = mean + channel * inner * size_of(flat) + span
-            fill(flat, at, rstd * gamma, inner)
-            fill(flat, at + span, b, inner)
-            fill(flat, at + 2 * span, c, inner)
-    if params[slots.WRITE_DX]:
-        dx = slab_start(params, addresses, workspace, slots.DX, 0, first)
-        dx_step = slab_step(params, slots.DX)
-        following = after * params[slots.PER_TASK]
-        ask_dy = 0
-        ask_x = 0
-        if params[slots.ASKS] and following > first:
-            ask_dy = slab_start(params, addresses, workspace, slots.DY, 0, following) - dy
-            ask_x = slab_start(params, addresses, workspace, slots.X, 0, following) - x
-        write_rows(
-            fmt,
-            flat,
-            dy,
-            x,
-            dx,
-            slab_step(params, slots.DY),
-            slab_step(params, slots.X),
-            dx_step,
-            params[slots.OUTER],
-            columns,
-            mean,
-            params[slots.CORRECTION] != slots.NO_CORRECTION,
-            params[slots.STREAM_DX] != 0 and (dx | dx_step) & 63 == 0,
-            True,
-            ask_dy,
-            ask_x,
-        )
-        if params[slots.STREAM_DX]:
-            fence()
-    return 0
-
-
 def strips(fmt, flat):
-    """The task for one strip."""
+    """The task for one strip, from sums to gradients."""
 
     def strips_task(params, addresses, workspace, argument, index, after):
-        return strip(fmt, flat, params, addresses, workspace, index, after)
+        inner = params[slots.INNER]
+        first = index * params[slots.PER_TASK]
+        channels = min(params[slots.PER_TASK], params[slots.SLABS] - first)
+        columns = channels * inner
+        span = columns * size_of(flat)
+        sums = workspace + params[slots.AT_PARTS] + first * inner * 2 * size_of(flat)
+        mean = workspace + params[slots.AT_COEFFICIENTS] + first * inner * 4 * size_of(flat)
+        joined = workspace + params[slots.AT_SUMS] + first * 16
+        dy = slab_start(params, addresses, workspace, slots.DY, plain(0), first)
+        x = slab_start(params, addresses, workspace, slots.X, plain(0), first)
+        for channel in range(channels):
+            value = entry(params, addresses, workspace, slots.MEAN, first + channel, 0.0)
+            fill(flat, mean + channel * inner * size_of(flat), value, inner)
+        if params[slots.SUM_DY]:
+            strip_sums(fmt, flat, params, dy, x, columns, channels, mean, sums, joined)
+        for channel in range(channels):
+            slab = first + channel
+            rstd = inverse_deviation(params, addresses, workspace, slab)
+            sum_dy = 0.0
+            sum_xmu = 0.0
+            if params[slots.SUM_DY]:
+                sum_dy = read(F64, joined + channel * 8)
+                sum_xmu = read(F64, joined + (channels + channel) * 8)
+                slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
+            if params[slots.WRITE_DX]:
+                gamma = entry(params, addresses, workspace, slots.GAMMA, slab, 1.0)
+                b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
+                at = mean + channel * inner * size_of(flat) + span
+                fill(flat, at, rstd * gamma, inner)
+                fill(flat, at + span, b, inner)
+                fill(flat, at + 2 * span, c, inner)
+        if params[slots.WRITE_DX]:
+            dx = slab_start(params, addresses, workspace, slots.DX, plain(0), first)
+            dx_step = slab_step(params, slots.DX)
+            following = after * params[slots.PER_TASK]
+            ask_dy = 0
+            ask_x = 0
+            if params[slots.ASKS] and following > first:
+                ask_dy = (
+                    slab_start(params, addresses, workspace, slots.DY, plain(0), following) - dy
+                )
+                ask_x = slab_start(params, addresses, workspace, slots.X, plain(0), following) - x
+            write_rows(
+                fmt,
+                flat,
+                dy,
+                x,
+                dx,
+                slab_step(params, slots.DY),
+                slab_step(params, slots.X),
+                dx_step,
+                params[slots.OUTER],
+                columns,
+                mean,
+                params[slots.CORRECTION] != slots.NO_CORRECTION,
+                params[slots.STREAM_DX] != 0 and (dx | dx_step) & 63 == 0,
+                plain(True),
+                ask_dy,
+                ask_x,
+            )
+            if params[slots.STREAM_DX]:
+                fence()
+        return 0
 
     return strips_task

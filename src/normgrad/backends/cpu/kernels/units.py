@@ -19,7 +19,7 @@ from normgrad.backends.cpu.kernels.slabs import (
     slab_step,
     write_gradients,
 )
-from normgrad.backends.cpu.vectors import fence, read, size_of, write
+from normgrad.backends.cpu.vectors import fence, plain, read, size_of, write
 from normgrad.backends.cpu.vectors.formats import F64
 
 
@@ -44,67 +44,32 @@ def pieces_of_segment(params):
     return -(-params[slots.INNER] // params[slots.PIECE])
 
 
-@jit.inner
-def unit_sums(fmt, params, addresses, workspace, index):
-    """The sums of one unit of a slab that is split: part of a segment, or some segments.
-
-    Group norm has those of each segment apart.
-    """
-    slab, segment, segments, first, length = unit_place(params, index)
-    outer, group = slab_place(params, slab)
-    mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
-    dy = slab_start(params, addresses, workspace, slots.DY, outer, group) + first * size_of(fmt)
-    x = slab_start(params, addresses, workspace, slots.X, outer, group) + first * size_of(fmt)
-    dy += segment * slab_step(params, slots.DY)
-    x += segment * slab_step(params, slots.X)
-    parts = workspace + params[slots.AT_PARTS]
-    if params[slots.BY_ROW]:
-        per_segment = pieces_of_segment(params)
-        part = (slab * params[slots.SEGMENTS] + segment) * per_segment
-        to = parts + (part + first // params[slots.PIECE]) * 16
-        segment_sums(fmt, params, dy, x, segments, length, mean, to, per_segment * 16, 8)
-        return 0
-    sum_dy, sum_xmu = needed_sums(fmt, params, dy, x, segments, length, mean)
-    write(F64, parts + index * 16, sum_dy)
-    write(F64, parts + index * 16 + 8, sum_xmu)
-    return 0
-
-
-@jit.inner
-def unit_gradients(fmt, params, addresses, workspace, index):
-    """The gradients of one unit of a slab that is split."""
-    slab, segment, segments, first, length = unit_place(params, index)
-    outer, group = slab_place(params, slab)
-    mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
-    rstd = inverse_deviation(params, addresses, workspace, slab)
-    factors = workspace + params[slots.AT_COEFFICIENTS] + slab * 16
-    b = read(F64, factors)
-    c = read(F64, factors + 8)
-    dy = slab_start(params, addresses, workspace, slots.DY, outer, group) + first * size_of(fmt)
-    x = slab_start(params, addresses, workspace, slots.X, outer, group) + first * size_of(fmt)
-    dx = slab_start(params, addresses, workspace, slots.DX, outer, group) + first * size_of(fmt)
-    by_row = params[slots.BY_ROW] != 0
-    if by_row and params[slots.CORRECTION] and not params[slots.STREAM_DX]:
-        near_gradients(
-            fmt, params, addresses, workspace, group, dy, x, dx, segment, segments, length, mean,
-            rstd, b, c,
-        )  # fmt: skip
-        return 0
-    together = 1 if by_row else segments  # segments with one gamma
-    for one in range(segment, segment + segments, together):
-        index = parameter(params, group, one)
-        a = rstd * entry(params, addresses, workspace, slots.GAMMA, index, 1.0)
-        write_gradients(fmt, params, dy, x, dx, one, together, length, mean, a, b, c, 0, 0)
-    if params[slots.STREAM_DX]:
-        fence()
-    return 0
-
-
 def units_in(fmt):
-    """The task that sums a unit; ``argument`` is the first one's number."""
+    """The task that sums a unit: part of a segment, or some segments.
+
+    Group norm has the sums of each segment apart. ``argument`` is the first unit's number.
+    """
 
     def units_in_task(params, addresses, workspace, argument, index, after):
-        return unit_sums(fmt, params, addresses, workspace, argument + index)
+        unit = argument + index
+        slab, segment, segments, first, length = unit_place(params, unit)
+        outer, group = slab_place(params, slab)
+        mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
+        dy = slab_start(params, addresses, workspace, slots.DY, outer, group) + first * size_of(fmt)
+        x = slab_start(params, addresses, workspace, slots.X, outer, group) + first * size_of(fmt)
+        dy += segment * slab_step(params, slots.DY)
+        x += segment * slab_step(params, slots.X)
+        parts = workspace + params[slots.AT_PARTS]
+        if params[slots.BY_ROW]:
+            per_segment = pieces_of_segment(params)
+            part = (slab * params[slots.SEGMENTS] + segment) * per_segment
+            to = parts + (part + first // params[slots.PIECE]) * 16
+            segment_sums(fmt, params, dy, x, segments, length, mean, to, per_segment * 16, plain(8))
+            return 0
+        sum_dy, sum_xmu = needed_sums(fmt, params, dy, x, segments, length, mean)
+        write(F64, parts + unit * 16, sum_dy)
+        write(F64, parts + unit * 16 + 8, sum_xmu)
+        return 0
 
     return units_in_task
 
@@ -114,7 +79,34 @@ def units_out(fmt):
 
     def units_out_task(params, addresses, workspace, argument, index, after):
         # Backwards: what was summed last may still be in the cache.
-        return unit_gradients(fmt, params, addresses, workspace, argument - 1 - index)
+        unit = argument - 1 - index
+        slab, segment, segments, first, length = unit_place(params, unit)
+        outer, group = slab_place(params, slab)
+        mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
+        rstd = inverse_deviation(params, addresses, workspace, slab)
+        factors = workspace + params[slots.AT_COEFFICIENTS] + slab * 16
+        b = read(F64, factors)
+        c = read(F64, factors + 8)
+        dy = slab_start(params, addresses, workspace, slots.DY, outer, group) + first * size_of(fmt)
+        x = slab_start(params, addresses, workspace, slots.X, outer, group) + first * size_of(fmt)
+        dx = slab_start(params, addresses, workspace, slots.DX, outer, group) + first * size_of(fmt)
+        by_row = params[slots.BY_ROW] != 0
+        if by_row and params[slots.CORRECTION] and not params[slots.STREAM_DX]:
+            near_gradients(
+                fmt, params, addresses, workspace, group, dy, x, dx, segment, segments, length,
+                mean, rstd, b, c,
+            )  # fmt: skip
+            return 0
+        together = 1 if by_row else segments  # segments with one gamma
+        for one in range(segment, segment + segments, together):
+            column = parameter(params, group, one)
+            a = rstd * entry(params, addresses, workspace, slots.GAMMA, column, 1.0)
+            write_gradients(
+                fmt, params, dy, x, dx, one, together, length, mean, a, b, c, plain(0), plain(0)
+            )
+        if params[slots.STREAM_DX]:
+            fence()
+        return 0
 
     return units_out_task
 
@@ -132,7 +124,7 @@ def join_units(flat):
             segments = params[slots.SEGMENTS] if by_row else 1
             per_segment = pieces_of_segment(params) if by_row else params[slots.PIECES]
             outer, group = slab_place(params, slab)
-            column = parameter(params, group, 0)
+            column = parameter(params, group, plain(0))
             parts = workspace + params[slots.AT_PARTS] + slab * segments * per_segment * 16
             for segment in range(segments):
                 one, rest = 0.0, 0.0

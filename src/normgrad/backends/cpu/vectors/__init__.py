@@ -23,7 +23,6 @@ _NUMBERS = _one_of("vectors.arithmetic")
 
 add_atomic = _THREADS.add_atomic
 call_task = _THREADS.call_task
-differ = _NUMBERS.differ
 fence = _MEMORY.fence
 fills_line = _NUMBERS.fills_line
 float_of = _NUMBERS.float_of
@@ -36,6 +35,7 @@ load_pair = _MEMORY.load_pair
 load_part = _MEMORY.load_part
 move = _MEMORY.move
 pause = _THREADS.pause
+plain = _NUMBERS.plain
 prefetch = _MEMORY.prefetch
 read = _MEMORY.read
 set_arithmetic = _THREADS.set_arithmetic

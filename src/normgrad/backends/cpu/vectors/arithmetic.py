@@ -5,7 +5,14 @@ import operator
 from llvmlite import ir
 from numba import types
 from numba.core.imputils import lower_constant
-from numba.extending import intrinsic, models, overload, register_model, typeof_impl
+from numba.extending import (
+    intrinsic,
+    lower_builtin,
+    models,
+    register_model,
+    type_callable,
+    typeof_impl,
+)
 
 from normgrad.backends.cpu.vectors.conversions import F32, F64, I32, I64, call, const
 from normgrad.backends.cpu.vectors.formats import Format
@@ -88,13 +95,14 @@ def size_of(typingctx, fmt):
 
 
 @intrinsic
-def differ(typingctx, fmt, other):
-    """Whether these are two formats."""
+def plain(typingctx, value):
+    """A constant as any other number: Numba compiles what is called anew for every constant."""
+    kind = types.unliteral(value)
 
     def codegen(context, builder, signature, arguments):
-        return ir.Constant(ir.IntType(1), int(fmt.fmt != other.fmt))
+        return arguments[0]
 
-    return types.boolean(fmt, other), codegen
+    return kind(kind), codegen
 
 
 @intrinsic
@@ -279,36 +287,32 @@ def float_of(typingctx, bits):
     return types.float64(types.int64), codegen
 
 
-def _binary(name, instruction):
-    @intrinsic
-    def operation(typingctx, first, second):
-        def codegen(context, builder, signature, arguments):
-            return getattr(builder, instruction)(*arguments)
+def _operator(function, instruction):
+    """An operator of vectors, one instruction. As an overload it is a function more to compile."""
 
-        return first(first, second), codegen
+    @type_callable(function)
+    def typed(context):
+        def result(first, second):
+            return first if isinstance(first, LanesType) and first == second else None
 
-    def typed(first, second):
-        if isinstance(first, LanesType) and first == second:
-            return lambda first, second: operation(first, second)  # noqa: PLW0108 (Numba's way)
-        return None
+        return result
 
-    overload(getattr(operator, name))(typed)
-
-
-@intrinsic
-def _negated(typingctx, values):
-    def codegen(context, builder, signature, arguments):
-        return builder.fneg(*arguments)
-
-    return values(values), codegen
+    @lower_builtin(function, LanesType, LanesType)
+    def lowered(context, builder, signature, arguments):
+        return getattr(builder, instruction)(*arguments)
 
 
-@overload(operator.neg)
-def _negative(values):
-    return (lambda values: _negated(values)) if isinstance(values, LanesType) else None  # noqa: PLW0108
+@type_callable(operator.neg)
+def _negative(context):
+    return lambda values: values if isinstance(values, LanesType) else None
 
 
-_binary("add", "fadd")
-_binary("sub", "fsub")
-_binary("mul", "fmul")
-_binary("truediv", "fdiv")
+@lower_builtin(operator.neg, LanesType)
+def _negated(context, builder, signature, arguments):
+    return builder.fneg(*arguments)
+
+
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+_operator(operator.truediv, "fdiv")

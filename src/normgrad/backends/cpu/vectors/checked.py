@@ -66,9 +66,9 @@ def size_of(fmt: Format) -> int:
     return fmt.itemsize
 
 
-def differ(fmt: Format, other: Format) -> bool:
+def plain(value: Any) -> Any:
     """As in `arithmetic`."""
-    return fmt != other
+    return value
 
 
 def fills_line(fmt: Format) -> bool:
