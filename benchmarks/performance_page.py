@@ -64,21 +64,20 @@ def h200() -> Iterator[str]:
     yield (
         "`normgrad bench --backend cuda --suite h200`, one operator after another from "
         f"{run.settings['started']} on, {run.environment['gpu']}, torch {packages['torch']}, "
-        f"Triton {packages['triton']}, Liger {packages['liger-kernel']}. Copies "
-        f"{min(copies):.0f} to {max(copies):.0f} GB/s (read plus written). Medians, L2 written "
-        f"over before every run, every result checked against float64 first; {wrong or 'none'} of "
+        f"Triton {packages['triton']}, Liger {packages['liger-kernel']}, FlagGems "
+        f"{packages['flag-gems']}. Copies {min(copies):.0f} to {max(copies):.0f} GB/s (read plus "
+        "written). Medians, L2 written over before every run, every result checked against float64 "
+        f"first; {wrong or 'none'} of "
         "ours was wrong. *Share*: of what the copy speed allows for reading x and dy once and "
         "writing dx once. Peers: their time over ours, both allocating; under 1 they are faster. "
         "*Host*: Python's time for a call, ours and torch's, both allocating."
     )
     yield ""
     yield (
-        "In italics: peers that this run did not time, over ours of then, from runs of "
+        "In italics: peers that this run had no time to prepare, over ours of then, from runs of "
         f"{before.settings['started']} and 2026-11-18 08:11 UTC "
-        "(`benchmarks/results/h200-before.json`): FlagGems "
-        f"{before.environment['packages']['flag-gems']}, which lacked a package this time, what "
-        "would have taken longer to prepare than there was time, and those whose result is outside "
-        "16 times the budget (`!`)."
+        "(`benchmarks/results/h200-before.json`). `!`: the peer's result is outside 16 times the "
+        "budget."
     )
     yield ""
     known = {row.key: row for row in before.rows}
