@@ -206,11 +206,12 @@ def _points(row: Row, record: Record) -> list[tuple[str, dict[str, Any], float]]
     return found
 
 
-def _plain_log_ticks(axis: Any) -> None:
+def _plain_log_ticks(axis: Any, most: float = 30) -> None:
+    """Numbers as we write them: 1, 2, 5, 10 where the axis spans no more than ``most``."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
-    wide = high / max(low, 1e-9) > 30
+    wide = high / max(low, 1e-9) > most
     axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
@@ -244,7 +245,7 @@ def _speedups(panel: Any, record: Record) -> None:
     names = record.peer_names
     ticks: list[tuple[float, str]] = []
     place = 0.0
-    widest = max(high for _, bars in groups for _, _, high in bars.values())
+    spans = [(low, high) for _, bars in groups for _, low, high in bars.values()]
     shown: set[str] = set()
     for label, bars in groups:
         first = place
@@ -252,7 +253,7 @@ def _speedups(panel: Any, record: Record) -> None:
             colour = PEER_COLOURS[names.index(peer) % len(PEER_COLOURS)]
             legend = None if peer in shown else peer
             shown.add(peer)
-            axes.barh(place, mean, height=0.86, color=colour, label=legend)
+            axes.barh(place, mean - 1, left=1, height=0.86, color=colour, label=legend)
             if high > low:
                 axes.plot([low, high], [place, place], color=INK, linewidth=1.1, marker="|")
             axes.annotate(
@@ -270,11 +271,14 @@ def _speedups(panel: Any, record: Record) -> None:
     axes.set_yticks([at for at, _ in ticks], [label for _, label in ticks])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(place - 0.8, -0.8)
-    axes.set_xlim(0, widest * 1.1 + 0.1)
+    # Logarithmic, from equal speed on: one peer that is 60 times slower hides no other.
+    axes.set_xscale("log")
+    axes.set_xlim(0.9 * min(1, *map(min, spans)), 1.3 * max(1.5, *map(max, spans)))
+    _plain_log_ticks(axes.xaxis, most=1000)
     axes.set_xlabel("times faster than the peer, both allocating; the dashed line is equal speed")
     axes.grid(True, axis="x")
     axes.set_axisbelow(True)
-    spans = " (bars: geometric mean; whiskers: least and greatest)"
-    several = any(high > low for _, bars in groups for _, low, high in bars.values())
+    bars_are = " (bars: geometric mean; whiskers: least and greatest)"
+    several = any(high > low for low, high in spans)
     panel.legend(loc="outside upper center", ncols=len(names) or 1)
-    axes.set_title("speed-up" + (spans if several else ""))
+    axes.set_title("speed-up" + (bars_are if several else ""))
