@@ -150,6 +150,63 @@ def factor(fmt, at):
     return splat(fmt, read(F64, at))
 
 
+@jit.inlined
+def four_loaded(fmt, at, step):
+    """A vector of each of four rows."""
+    return load(fmt, at), load(fmt, at + step), load(fmt, at + 2 * step), load(fmt, at + 3 * step)
+
+
+@jit.inlined
+def four_parts(fmt, at, step, part):
+    """The first lanes of the same."""
+    return (
+        load_part(fmt, at, part),
+        load_part(fmt, at + step, part),
+        load_part(fmt, at + 2 * step, part),
+        load_part(fmt, at + 3 * step, part),
+    )
+
+
+@jit.inlined
+def four_factors_at(fmt, at):
+    """One factor of four rows, each in every lane."""
+    return (
+        splat(fmt, read(F64, at)),
+        splat(fmt, read(F64, at + FACTORS)),
+        splat(fmt, read(F64, at + 2 * FACTORS)),
+        splat(fmt, read(F64, at + 3 * FACTORS)),
+    )
+
+
+@jit.inlined
+def four_minus(a, b):
+    """Four differences."""
+    return a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3]
+
+
+@jit.inlined
+def four_added(flat, d, t, s, sums, apart, adding, weighing):
+    """Four rows' share of the parameters' sums; s * dy, which dx has too."""
+    w0, w1, w2, w3 = d[0] * s[0], d[1] * s[1], d[2] * s[2], d[3] * s[3]
+    if adding:
+        store(flat, sums, load(flat, sums) + ((d[0] + d[1]) + (d[2] + d[3])))
+    if weighing:
+        q = fma(w0, t[0], w1 * t[1]) + fma(w2, t[2], w3 * t[3])
+        store(flat, sums + apart, load(flat, sums + apart) + q)
+    return w0, w1, w2, w3
+
+
+@jit.inlined
+def four_gradients(w, g, t, b, c):
+    """``s * g * dy + b * (x - mean) + c``."""
+    return (
+        fma(w[0], g, fma(b[0], t[0], c[0])),
+        fma(w[1], g, fma(b[1], t[1], c[1])),
+        fma(w[2], g, fma(b[2], t[2], c[2])),
+        fma(w[3], g, fma(b[3], t[3], c[3])),
+    )
+
+
 @jit.inner
 def four_rows(
     fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns, factors, writing,
@@ -162,99 +219,66 @@ def four_rows(
     width = lanes(fmt)
     step = width * size_of(fmt)
     unit = width * size_of(flat)
-    sums_xhat = sums + apart
-    vm0, vm1 = factor(fmt, factors), factor(fmt, factors + FACTORS)
-    vm2, vm3 = factor(fmt, factors + 2 * FACTORS), factor(fmt, factors + 3 * FACTORS)
-    vs0, vs1 = factor(fmt, factors + 8), factor(fmt, factors + FACTORS + 8)
-    vs2, vs3 = factor(fmt, factors + 2 * FACTORS + 8), factor(fmt, factors + 3 * FACTORS + 8)
-    vb0, vb1 = factor(fmt, factors + 16), factor(fmt, factors + FACTORS + 16)
-    vb2, vb3 = factor(fmt, factors + 2 * FACTORS + 16), factor(fmt, factors + 3 * FACTORS + 16)
-    vc0, vc1 = factor(fmt, factors + 24), factor(fmt, factors + FACTORS + 24)
-    vc2, vc3 = factor(fmt, factors + 2 * FACTORS + 24), factor(fmt, factors + 3 * FACTORS + 24)
-    whole = columns // width * width
-    column = 0
-    while column < whole:
+    m, s = four_factors_at(fmt, factors), four_factors_at(fmt, factors + 8)
+    b, c = four_factors_at(fmt, factors + 16), four_factors_at(fmt, factors + 24)
+    left = columns
+    while left >= width:
         # Where lines are streamed, two vectors of each row at a time; but the last of an odd number
         # alone, so that sums do not depend on where dx lies.
-        pair = streaming and whole - column >= 2 * width
+        pair = streaming and left >= 2 * width
         halves = 2 if pair else 1
-        d0 = load(fmt, dy)
-        d1 = load(fmt, dy + dy_step)
-        d2 = load(fmt, dy + 2 * dy_step)
-        d3 = load(fmt, dy + 3 * dy_step)
-        t0 = load(fmt, x) - vm0
-        t1 = load(fmt, x + x_step) - vm1
-        t2 = load(fmt, x + 2 * x_step) - vm2
-        t3 = load(fmt, x + 3 * x_step) - vm3
+        d = four_loaded(fmt, dy, dy_step)
+        t = four_minus(four_loaded(fmt, x, x_step), m)
         if asking:
             for one in range(4, 8):
                 prefetch(dy + one * dy_step)
                 prefetch(x + one * x_step)
-        w0 = d0 * vs0
-        w1 = d1 * vs1
-        w2 = d2 * vs2
-        w3 = d3 * vs3
-        if adding:
-            store(flat, sums, load(flat, sums) + ((d0 + d1) + (d2 + d3)))
-        if weighing:
-            q = fma(w0, t0, w1 * t1) + fma(w2, t2, w3 * t3)
-            store(flat, sums_xhat, load(flat, sums_xhat) + q)
+        w = four_added(flat, d, t, s, sums, apart, adding, weighing)
         if writing:
-            g = load(flat, gamma)
-            r0 = fma(w0, g, fma(vb0, t0, vc0))
-            r1 = fma(w1, g, fma(vb1, t1, vc1))
-            r2 = fma(w2, g, fma(vb2, t2, vc2))
-            r3 = fma(w3, g, fma(vb3, t3, vc3))
+            r = four_gradients(w, load(flat, gamma), t, b, c)
             if pair:
-                d0 = load(fmt, dy + step)
-                d1 = load(fmt, dy + step + dy_step)
-                d2 = load(fmt, dy + step + 2 * dy_step)
-                d3 = load(fmt, dy + step + 3 * dy_step)
-                t0 = load(fmt, x + step) - vm0
-                t1 = load(fmt, x + step + x_step) - vm1
-                t2 = load(fmt, x + step + 2 * x_step) - vm2
-                t3 = load(fmt, x + step + 3 * x_step) - vm3
-                w0 = d0 * vs0
-                w1 = d1 * vs1
-                w2 = d2 * vs2
-                w3 = d3 * vs3
-                g = load(flat, gamma + unit)
-                stream(fmt, dx, r0, fma(w0, g, fma(vb0, t0, vc0)))
-                stream(fmt, dx + dx_step, r1, fma(w1, g, fma(vb1, t1, vc1)))
-                stream(fmt, dx + 2 * dx_step, r2, fma(w2, g, fma(vb2, t2, vc2)))
-                stream(fmt, dx + 3 * dx_step, r3, fma(w3, g, fma(vb3, t3, vc3)))
-                if adding:
-                    there = sums + unit
-                    store(flat, there, load(flat, there) + ((d0 + d1) + (d2 + d3)))
-                if weighing:
-                    there = sums_xhat + unit
-                    q = fma(w0, t0, w1 * t1) + fma(w2, t2, w3 * t3)
-                    store(flat, there, load(flat, there) + q)
+                d = four_loaded(fmt, dy + step, dy_step)
+                t = four_minus(four_loaded(fmt, x + step, x_step), m)
+                w = four_added(flat, d, t, s, sums + unit, apart, adding, weighing)
+                r_next = four_gradients(w, load(flat, gamma + unit), t, b, c)
+                stream(fmt, dx, r[0], r_next[0])
+                stream(fmt, dx + dx_step, r[1], r_next[1])
+                stream(fmt, dx + 2 * dx_step, r[2], r_next[2])
+                stream(fmt, dx + 3 * dx_step, r[3], r_next[3])
             else:
-                store(fmt, dx, r0)
-                store(fmt, dx + dx_step, r1)
-                store(fmt, dx + 2 * dx_step, r2)
-                store(fmt, dx + 3 * dx_step, r3)
+                store(fmt, dx, r[0])
+                store(fmt, dx + dx_step, r[1])
+                store(fmt, dx + 2 * dx_step, r[2])
+                store(fmt, dx + 3 * dx_step, r[3])
         dy += halves * step
         x += halves * step
         dx += halves * step
         gamma += halves * unit
         sums += halves * unit
-        sums_xhat += halves * unit
-        column += halves * width
-    return column
+        left -= halves * width
+    if left > 0:
+        d = four_parts(fmt, dy, dy_step, left)
+        t = four_minus(four_parts(fmt, x, x_step, left), m)
+        # Sums have room for whole vectors: a part that was just stored takes long to load.
+        w = four_added(flat, d, t, s, sums, apart, adding, weighing)
+        if writing:
+            r = four_gradients(w, load_part(flat, gamma, left), t, b, c)
+            store_part(fmt, dx, r[0], left)
+            store_part(fmt, dx + dx_step, r[1], left)
+            store_part(fmt, dx + 2 * dx_step, r[2], left)
+            store_part(fmt, dx + 3 * dx_step, r[3], left)
 
 
 @jit.inner
 def one_row(
-    fmt, flat, dy, x, dx, gamma, sums, apart, first, columns, factors, writing, adding, weighing
+    fmt, flat, dy, x, dx, gamma, sums, apart, columns, factors, writing, adding, weighing
 ):  # fmt: skip
-    """The second pass over one row, from some column on."""
+    """The second pass over one row."""
     width = lanes(fmt)
     vm, vs = factor(fmt, factors), factor(fmt, factors + 8)
     vb, vc = factor(fmt, factors + 16), factor(fmt, factors + 24)
     sums_xhat = sums + apart
-    column = first
+    column = 0
     while column < columns:
         part = min(width, columns - column)
         here = column * size_of(fmt)
@@ -279,18 +303,15 @@ def second_pass(
     writing, adding, weighing, streaming, asking,
 ):  # fmt: skip
     """The second pass over four rows, or one."""
-    column = 0
     if some == 4:
-        column = four_rows(
+        four_rows(
             fmt, flat, dy, x, dx, dy_step, x_step, dx_step, gamma, sums, apart, columns, factors,
             writing, adding, weighing, streaming, asking,
         )  # fmt: skip
-    for one in range(some):
-        if column < columns:
-            one_row(
-                fmt, flat, dy + one * dy_step, x + one * x_step, dx + one * dx_step, gamma, sums,
-                apart, column, columns, factors + one * FACTORS, writing, adding, weighing,
-            )  # fmt: skip
+    else:
+        one_row(
+            fmt, flat, dy, x, dx, gamma, sums, apart, columns, factors, writing, adding, weighing
+        )
 
 
 def rows(fmt, flat, wide, wide_flat):
@@ -321,7 +342,7 @@ def rows(fmt, flat, wide, wide_flat):
             group = block % groups
             row = block // groups * params[slots.BLOCK]
             end = min(row + params[slots.BLOCK], params[slots.ROWS])
-            apart = columns * size_of(wide_flat)  # of the two sums of a column
+            apart = params[slots.APART]
             sums = workspace + params[slots.AT_PARTS] + block * 2 * apart
             gamma = all_gamma + group * columns * size_of(flat)
             inside = group * columns * size_of(fmt)
@@ -332,7 +353,7 @@ def rows(fmt, flat, wide, wide_flat):
                 dx += place(params, addresses, workspace, slots.DX)
             aligned = streaming and (dx | dx_step) & 63 == 0
             if adding or weighing:
-                fill(wide_flat, sums, 0.0, 2 * columns)
+                fill(wide_flat, sums, 0.0, 2 * apart // size_of(wide_flat))
                 if not with_x:
                     add_dy(wide, wide_flat, dy, dy_step, end - row, columns, sums)
                     row = end
@@ -388,7 +409,7 @@ def row_strips(fmt, flat):
         rows = params[slots.ROWS]
         first = index * params[slots.PIECE]
         part = min(params[slots.PIECE], columns - first)
-        apart = columns * size_of(flat)
+        apart = params[slots.APART]
         sums = workspace + params[slots.AT_PARTS] + first * size_of(flat)
         fill(flat, sums, 0.0, part)
         fill(flat, sums + apart, 0.0, part)
