@@ -67,7 +67,7 @@ def rows(program: "Program") -> None:
     if wants:
         params[slots.AT_PARTS] = program.reserve(blocks * 2 * params[slots.APART])
     work = ceil_div(blocks, params[slots.PER_TASK])
-    params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * FACTORS)  # four rows' at a time
+    params[slots.AT_COEFFICIENTS] = program.reserve(work * FACTORS)
     formats = program.format, program.flat, program.sum_format, program.sum_flat
     program.phase("rows", work, *formats, argument=gamma_slot)
     if wants:
@@ -126,6 +126,6 @@ def _strips(program: "Program", columns: int) -> None:
     params[slots.PIECE] = sizes.ROW_STRIP
     params[slots.BLOCKS] = 1
     params[slots.AT_PARTS] = program.reserve(2 * params[slots.APART])
-    params[slots.AT_COEFFICIENTS] = program.reserve(work * 4 * FACTORS)
+    params[slots.AT_COEFFICIENTS] = program.reserve(work * FACTORS)
     program.phase("row_strips", work, program.format, program.flat)
     _join(program, columns)

@@ -6,6 +6,7 @@ float64. Group norm of small images is the same: the rows are one group of all s
 
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.kernels.columns import AHEAD, add_dy, fill
+from normgrad.backends.cpu.kernels.entries import entries, inverse_deviations
 from normgrad.backends.cpu.kernels.scalar import count, entry, inverse_deviation, place
 from normgrad.backends.cpu.kernels.segments import completed, plus
 from normgrad.backends.cpu.vectors import (
@@ -24,6 +25,7 @@ from normgrad.backends.cpu.vectors import (
     store_part,
     stream,
     total,
+    totals_in_lanes,
     write,
     zero,
 )
@@ -32,8 +34,9 @@ from normgrad.backends.cpu.vectors.formats import F64
 # Columns that each of a row's two sums adds in float32 lanes before it goes on in float64, in
 # vectors.
 _DEPTH = 32
-# Bytes of a row's factors: mean, rstd, b and c.
-FACTORS = 32
+# Bytes of the factors of up to eight rows: their means, rstd, b and c, each in a vector.
+FACTORS = 256
+_RSTD, _B, _C = 64, 128, 192
 # Columns of rows whose lanes are added up four rows at a time: in the cache 1024x64 takes 10 to
 # 17 % less, 512x128 3 to 9, 256x256 2 to 4 in 16 bits; 90x768 and 64x1024 the same.
 _SHORT = 256
@@ -80,15 +83,13 @@ def row_lanes(fmt, flat, dy, x, gamma, columns, mean):
 def row_statistics(params, addresses, workspace, row, factors):
     """Leave mean and rstd of a row as float64."""
     write(F64, factors, entry(params, addresses, workspace, slots.MEAN, row, 0.0))
-    write(F64, factors + 8, inverse_deviation(params, addresses, workspace, row))
+    write(F64, factors + _RSTD, inverse_deviation(params, addresses, workspace, row))
 
 
 @jit.inlined
-def row_slopes(factors, sum_g, sum_xmu, inverse):
-    """Leave b and c of a row beside them."""
-    rstd = read(F64, factors + 8)
-    write(F64, factors + 16, -rstd * rstd * (sum_xmu * rstd * inverse))
-    write(F64, factors + 24, -rstd * (sum_g * inverse))
+def row_slopes(rstd, sum_g, sum_xmu, inverse):
+    """B and c of a row, or of rows in lanes."""
+    return -rstd * rstd * (sum_xmu * rstd * inverse), -rstd * (sum_g * inverse)
 
 
 @jit.inlined
@@ -115,7 +116,9 @@ def row_factors(fmt, flat, params, addresses, workspace, dy, x, gamma, row, inve
             gamma += part * size_of(flat)
             left -= part
         sum_g, sum_xmu = completed(sum_g, rest_g), completed(sum_xmu, rest_xmu)
-        row_slopes(factors, sum_g, sum_xmu, inverse)
+        b, c = row_slopes(read(F64, factors + _RSTD), sum_g, sum_xmu, inverse)
+        write(F64, factors + _B, b)
+        write(F64, factors + _C, c)
 
 
 @jit.inlined
@@ -124,24 +127,26 @@ def four_factors(
 ):  # fmt: skip
     """The same of four rows that are not long: their lanes are added up together."""
     columns = params[slots.WIDTH]
-    for one in range(4):
-        at = factors + one * FACTORS
-        row_statistics(params, addresses, workspace, row + one * params[slots.GROUPS], at)
+    apart, four = params[slots.GROUPS], plain(4)
+    store(F64, factors, entries(params, addresses, workspace, slots.MEAN, row, apart, four, 0.0))
+    rstd = inverse_deviations(params, addresses, workspace, row, apart, four)
+    store(F64, factors + _RSTD, rstd)
     if params[slots.WRITE_DX]:
         p0, q0 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors))
         dy += dy_step
         x += x_step
-        p1, q1 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + FACTORS))
+        p1, q1 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + 8))
         dy += dy_step
         x += x_step
-        p2, q2 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + 2 * FACTORS))
+        p2, q2 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + 16))
         dy += dy_step
         x += x_step
-        p3, q3 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + 3 * FACTORS))
-        sums_g = four_totals(p0, p1, p2, p3)
-        sums_xmu = four_totals(q0, q1, q2, q3)
-        for one in range(4):
-            row_slopes(factors + one * FACTORS, sums_g[one], sums_xmu[one], inverse)
+        p3, q3 = row_lanes(fmt, flat, dy, x, gamma, columns, read(F64, factors + 24))
+        sums_g = totals_in_lanes(p0, p1, p2, p3)
+        sums_xmu = totals_in_lanes(q0, q1, q2, q3)
+        b, c = row_slopes(rstd, sums_g, sums_xmu, splat(F64, inverse))
+        store(F64, factors + _B, b)
+        store(F64, factors + _C, c)
 
 
 @jit.inlined
@@ -172,9 +177,9 @@ def four_factors_at(fmt, at):
     """One factor of four rows, each in every lane."""
     return (
         splat(fmt, read(F64, at)),
-        splat(fmt, read(F64, at + FACTORS)),
-        splat(fmt, read(F64, at + 2 * FACTORS)),
-        splat(fmt, read(F64, at + 3 * FACTORS)),
+        splat(fmt, read(F64, at + 8)),
+        splat(fmt, read(F64, at + 16)),
+        splat(fmt, read(F64, at + 24)),
     )
 
 
@@ -219,8 +224,8 @@ def four_rows(
     width = lanes(fmt)
     step = width * size_of(fmt)
     unit = width * size_of(flat)
-    m, s = four_factors_at(fmt, factors), four_factors_at(fmt, factors + 8)
-    b, c = four_factors_at(fmt, factors + 16), four_factors_at(fmt, factors + 24)
+    m, s = four_factors_at(fmt, factors), four_factors_at(fmt, factors + _RSTD)
+    b, c = four_factors_at(fmt, factors + _B), four_factors_at(fmt, factors + _C)
     left = columns
     while left >= width:
         # Where lines are streamed, two vectors of each row at a time; but the last of an odd number
@@ -275,8 +280,8 @@ def one_row(
 ):  # fmt: skip
     """The second pass over one row."""
     width = lanes(fmt)
-    vm, vs = factor(fmt, factors), factor(fmt, factors + 8)
-    vb, vc = factor(fmt, factors + 16), factor(fmt, factors + 24)
+    vm, vs = factor(fmt, factors), factor(fmt, factors + _RSTD)
+    vb, vc = factor(fmt, factors + _B), factor(fmt, factors + _C)
     sums_xhat = sums + apart
     column = 0
     while column < columns:
@@ -334,7 +339,7 @@ def rows(fmt, flat, wide, wide_flat):
         no = plain(False)
         inverse = 1.0 / count(params, workspace)
         factors = workspace + params[slots.AT_COEFFICIENTS]
-        factors += index * 4 * FACTORS
+        factors += index * FACTORS
         first = index * params[slots.PER_TASK]
         last = min(first + params[slots.PER_TASK], params[slots.BLOCKS] * groups)
         for block in range(first, last):
@@ -368,7 +373,7 @@ def rows(fmt, flat, wide, wide_flat):
                 else:
                     for one in range(some):
                         here, here_x = dy + one * dy_step, x + one * x_step
-                        at = factors + one * FACTORS
+                        at = factors + one * 8
                         row_factors(
                             fmt, flat, params, addresses, workspace, here, here_x, gamma,
                             statistic + one * groups, inverse, at,
@@ -413,7 +418,7 @@ def row_strips(fmt, flat):
         sums = workspace + params[slots.AT_PARTS] + first * size_of(flat)
         fill(flat, sums, 0.0, part)
         fill(flat, sums + apart, 0.0, part)
-        factors = workspace + params[slots.AT_COEFFICIENTS] + index * 4 * FACTORS
+        factors = workspace + params[slots.AT_COEFFICIENTS] + index * FACTORS
         dy_step = params[slots.DY + slots.BY_OUTER]
         x_step = params[slots.X + slots.BY_OUTER]
         dy = place(params, addresses, workspace, slots.DY) + first * size_of(fmt)
@@ -428,7 +433,7 @@ def row_strips(fmt, flat):
         while row < rows:
             some = 4 if rows - row >= 4 else 1
             for one in range(some):
-                row_statistics(params, addresses, workspace, row + one, factors + one * FACTORS)
+                row_statistics(params, addresses, workspace, row + one, factors + one * 8)
             second_pass(
                 fmt, flat, dy, x, none, dy_step, x_step, none, none, sums, apart, part, factors,
                 some, no, adding, plain(True), no, asking,
