@@ -213,8 +213,12 @@ def channel_factors(flat, params, addresses, workspace, first, last):
             put_entries(params, addresses, workspace, slots.DGAMMA, column, sum_xmu * rstd, part)
             put_entries(params, addresses, workspace, slots.DBETA, column, sum_dy, part)
         elif params[slots.CORRECTION] == slots.GIVEN_CORRECTION:
-            sum_dy = entries(params, addresses, workspace, slots.SUM_DY_VECTOR, column, one, part, 0.0)
-            sum_xmu = entries(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, one, part, 0.0)
+            sum_dy = entries(
+                params, addresses, workspace, slots.SUM_DY_VECTOR, column, one, part, 0.0
+            )
+            sum_xmu = entries(
+                params, addresses, workspace, slots.SUM_XMU_VECTOR, column, one, part, 0.0
+            )
         if params[slots.WRITE_DX]:
             a = rstd * entries(params, addresses, workspace, slots.GAMMA, column, one, part, 1.0)
             b, c = zero(F64), zero(F64)

@@ -32,7 +32,7 @@ from normgrad.backends.cpu.vectors.formats import (
 
 @jit.inlined
 def entries(params, addresses, workspace, slot, first, apart, part, default):
-    """Every so-manieth element of a vector in float64 lanes, or the default of none."""
+    """Elements of a vector, so far apart, in float64 lanes, or the default of one not given."""
     code = params[slot + slots.CODE]
     if code < 0:
         return splat(F64, default)
