@@ -34,7 +34,8 @@ from normgrad.backends.cpu.vectors.formats import F64
 # Columns that each of a row's two sums adds in float32 lanes before it goes on in float64, in
 # vectors.
 _DEPTH = 32
-# Bytes of the factors of up to eight rows: their means, rstd, b and c, each in a vector.
+# Bytes of the factors of four rows: their means, rstd, b and c, each in half of a vector. One row
+# at a time made 10000x8 in float32 106 us, 94 so.
 FACTORS = 256
 _RSTD, _B, _C = 64, 128, 192
 # Columns of rows whose lanes are added up four rows at a time: in the cache 1024x64 takes 10 to
@@ -156,6 +157,17 @@ def factor(fmt, at):
 
 
 @jit.inlined
+def factor_of_four(fmt, at):
+    """The same of each of four rows."""
+    return (
+        factor(fmt, at),
+        factor(fmt, at + 8),
+        factor(fmt, at + 16),
+        factor(fmt, at + 24),
+    )
+
+
+@jit.inlined
 def four_loaded(fmt, at, step):
     """A vector of each of four rows."""
     return load(fmt, at), load(fmt, at + step), load(fmt, at + 2 * step), load(fmt, at + 3 * step)
@@ -169,17 +181,6 @@ def four_parts(fmt, at, step, part):
         load_part(fmt, at + step, part),
         load_part(fmt, at + 2 * step, part),
         load_part(fmt, at + 3 * step, part),
-    )
-
-
-@jit.inlined
-def four_factors_at(fmt, at):
-    """One factor of four rows, each in every lane."""
-    return (
-        splat(fmt, read(F64, at)),
-        splat(fmt, read(F64, at + 8)),
-        splat(fmt, read(F64, at + 16)),
-        splat(fmt, read(F64, at + 24)),
     )
 
 
@@ -224,8 +225,8 @@ def four_rows(
     width = lanes(fmt)
     step = width * size_of(fmt)
     unit = width * size_of(flat)
-    m, s = four_factors_at(fmt, factors), four_factors_at(fmt, factors + _RSTD)
-    b, c = four_factors_at(fmt, factors + _B), four_factors_at(fmt, factors + _C)
+    m, s = factor_of_four(fmt, factors), factor_of_four(fmt, factors + _RSTD)
+    b, c = factor_of_four(fmt, factors + _B), factor_of_four(fmt, factors + _C)
     left = columns
     while left >= width:
         # Where lines are streamed, two vectors of each row at a time; but the last of an odd number
@@ -264,7 +265,8 @@ def four_rows(
     if left > 0:
         d = four_parts(fmt, dy, dy_step, left)
         t = four_minus(four_parts(fmt, x, x_step, left), m)
-        # Sums have room for whole vectors: a part that was just stored takes long to load.
+        # Sums have room for whole vectors: a part that was just stored takes long to load. With
+        # such loads and row by row 10000x8 in float32 takes 214 us, 106 so.
         w = four_added(flat, d, t, s, sums, apart, adding, weighing)
         if writing:
             r = four_gradients(w, load_part(flat, gamma, left), t, b, c)
