@@ -37,6 +37,23 @@ def test_rows(columns, dtype):
     assert_slices_agree(gradient, 23)
 
 
+@pytest.mark.parametrize("columns", [4, 8, 16, 24, 49])
+def test_short_rows_wherever_they_lie(columns):
+    """Four at a time share vectors of factors; those left over have the same arithmetic."""
+    x, dy = (numbers(23, columns, seed=seed) for seed in (1, 2))
+    mean, rstd, gamma = numbers(23, 1), np.abs(numbers(23, 1)), numbers(columns)
+
+    def gradient(some):
+        return functional.layer_norm_backward(
+            dy[some], x[some], columns, mean[some], rstd[some], gamma, backend="cpu"
+        ).grad_input
+
+    whole = gradient(slice(None))
+    for first, last in ((1, 23), (2, 9), (3, 4), (21, 23)):
+        some = slice(first, last)
+        np.testing.assert_array_equal(gradient(some), whole[some], err_msg=f"{first} to {last}")
+
+
 @pytest.mark.parametrize("limits", [{}, {"STREAM_BYTES": 40000, "NEAR_BYTES": 20000}], ids=str)
 @pytest.mark.parametrize("axis", [1, 2], ids=["channels-first", "channels-last"])
 @pytest.mark.parametrize(

@@ -85,6 +85,9 @@ FAR: Final = 92  # lines are asked for ahead: channels first in writing, last in
 ASKS: Final = 93  # the next slab is asked for while one is written, rows while some are added
 BACKWARDS: Final = 94  # rows are written from the last on: what was summed last may be in the cache
 
+# Parameters' sums of a block of rows.
+APART: Final = 95  # bytes from dbeta's to dgamma's, whole vectors
+
 # The phases: address of the task function, number of tasks, an argument.
 TABLE: Final = 96
 PER_PHASE: Final = 3

@@ -197,10 +197,10 @@ def join_columns(flat, params, workspace, sample, first, last):
 def channel_factors(flat, params, addresses, workspace, first, last):
     """Batch norm: results and factors of some channels from their sums, eight at a time."""
     span = params[slots.WIDTH] * size_of(flat)
-    elements = splat(F64, count(params, workspace))
+    elements, one = splat(F64, count(params, workspace)), plain(1)
     for column in range(first, last, lanes(F64)):
         part = min(lanes(F64), last - column)
-        rstd = inverse_deviations(params, addresses, workspace, column, part)
+        rstd = inverse_deviations(params, addresses, workspace, column, one, part)
         sum_dy, sum_xmu = zero(F64), zero(F64)
         if params[slots.SUM_DY]:
             at = workspace + params[slots.AT_SUMS] + column * 8
@@ -213,10 +213,14 @@ def channel_factors(flat, params, addresses, workspace, first, last):
             put_entries(params, addresses, workspace, slots.DGAMMA, column, sum_xmu * rstd, part)
             put_entries(params, addresses, workspace, slots.DBETA, column, sum_dy, part)
         elif params[slots.CORRECTION] == slots.GIVEN_CORRECTION:
-            sum_dy = entries(params, addresses, workspace, slots.SUM_DY_VECTOR, column, part, 0.0)
-            sum_xmu = entries(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, part, 0.0)
+            sum_dy = entries(
+                params, addresses, workspace, slots.SUM_DY_VECTOR, column, one, part, 0.0
+            )
+            sum_xmu = entries(
+                params, addresses, workspace, slots.SUM_XMU_VECTOR, column, one, part, 0.0
+            )
         if params[slots.WRITE_DX]:
-            a = rstd * entries(params, addresses, workspace, slots.GAMMA, column, part, 1.0)
+            a = rstd * entries(params, addresses, workspace, slots.GAMMA, column, one, part, 1.0)
             b, c = zero(F64), zero(F64)
             if params[slots.CORRECTION] != slots.NO_CORRECTION:
                 b, c = slope_and_offset(a, rstd, elements, sum_dy, sum_xmu)
@@ -280,9 +284,10 @@ def spread(flat, params, addresses, workspace, sample):
                 write(flat, target, mean)
                 target += size_of(flat)
         return
+    one = plain(1)
     for column in range(0, columns, lanes(F64)):
         part = min(lanes(F64), columns - column)
-        mean = entries(params, addresses, workspace, slots.MEAN, column, part, 0.0)
+        mean = entries(params, addresses, workspace, slots.MEAN, column, one, part, 0.0)
         for folded in range(params[slots.FOLDED]):
             there = target + (folded * columns + column) * size_of(flat)
             store_rounded(flat, there, mean, part)

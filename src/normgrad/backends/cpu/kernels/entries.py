@@ -31,13 +31,14 @@ from normgrad.backends.cpu.vectors.formats import (
 
 
 @jit.inlined
-def entries(params, addresses, workspace, slot, first, part, default):
-    """Some elements of a vector in float64 lanes, or the default of one that was not given."""
+def entries(params, addresses, workspace, slot, first, apart, part, default):
+    """Elements of a vector, so far apart, in float64 lanes, or the default of one not given."""
     code = params[slot + slots.CODE]
     if code < 0:
         return splat(F64, default)
     step = params[slot + slots.STRIDE]
     source = place(params, addresses, workspace, slot) + first * step
+    step *= apart
     if code == F32_CODE and step == 4:
         return load_part(F32_WIDE, source, part)
     if code == BF16_CODE and step == 2:
@@ -74,9 +75,9 @@ def put_entries(params, addresses, workspace, slot, first, values, part):
 
 
 @jit.inlined
-def inverse_deviations(params, addresses, workspace, first, part):
+def inverse_deviations(params, addresses, workspace, first, apart, part):
     """The statistics that multiply: as given, or from variances."""
-    values = entries(params, addresses, workspace, slots.RSTD, first, part, 1.0)
+    values = entries(params, addresses, workspace, slots.RSTD, first, apart, part, 1.0)
     if params[slots.FROM_VARIANCE]:
         eps = splat(F64, float_of(params[slots.EPS]))
         values = splat(F64, 1.0) / square_root(values + eps)

@@ -62,11 +62,11 @@ def join_rows(flat):
         columns = params[slots.WIDTH]
         blocks = params[slots.BLOCKS]
         group = index // params[slots.CHUNKS]
-        stride = params[slots.GROUPS] * 2 * columns * size_of(flat)
+        stride = params[slots.GROUPS] * 2 * params[slots.APART]
         first = index % params[slots.CHUNKS] * params[slots.CHUNK]
         last = min(first + params[slots.CHUNK], columns)
         before = group * columns  # columns of other groups
-        at = workspace + params[slots.AT_PARTS] + 2 * before * size_of(flat)
+        at = workspace + params[slots.AT_PARTS] + group * 2 * params[slots.APART]
         width = lanes(flat)
         for slot in (slots.DBETA, slots.DGAMMA):
             column = first if params[slot + slots.CODE] >= 0 else last  # nobody wants it
@@ -81,7 +81,7 @@ def join_rows(flat):
                 one = joined(flat, at + column * size_of(flat), left, stride, part)
                 put_entries(params, addresses, workspace, slot, before + column, one, part)
                 column += width
-            at += columns * size_of(flat)
+            at += params[slots.APART]
         return 0
 
     return join_rows_task
@@ -91,14 +91,15 @@ def join_channels(flat):
     """The task that joins the blocks of some channels, whose columns lie side by side."""
 
     def join_channels_task(params, addresses, workspace, argument, index, after):
-        columns, pixels = params[slots.WIDTH], params[slots.INNER]
-        stride = params[slots.GROUPS] * 2 * columns * size_of(flat)
+        pixels = params[slots.INNER]
+        stride = params[slots.GROUPS] * 2 * params[slots.APART]
         width = lanes(flat)
         first = index * params[slots.CHUNK]
         for channel in range(first, min(first + params[slots.CHUNK], params[slots.COLUMNS])):
             group = channel // params[slots.CHANNELS]
-            at = group * columns + channel * pixels  # what is before it: twice the other groups
-            at = workspace + params[slots.AT_PARTS] + at * size_of(flat)
+            before = channel % params[slots.CHANNELS] * pixels
+            at = workspace + params[slots.AT_PARTS] + group * 2 * params[slots.APART]
+            at += before * size_of(flat)
             for slot in (slots.DBETA, slots.DGAMMA):
                 sums = widen(zero(flat))
                 wanted = pixels if params[slot + slots.CODE] >= 0 else 0
@@ -108,7 +109,7 @@ def join_channels(flat):
                     part = min(width, pixels - column)
                     sums = sums + joined(flat, here, left, stride, part)
                 put(params, addresses, workspace, slot, channel, total(sums))
-                at += columns * size_of(flat)
+                at += params[slots.APART]
         return 0
 
     return join_channels_task

@@ -51,6 +51,7 @@ stream = _MEMORY.stream
 stream_line = _MEMORY.stream_line
 stream_pair = _MEMORY.stream_pair
 total = _NUMBERS.total
+totals_in_lanes = _NUMBERS.totals_in_lanes
 widen = _NUMBERS.widen
 with_lane = _NUMBERS.with_lane
 write = _MEMORY.write

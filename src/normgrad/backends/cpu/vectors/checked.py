@@ -172,6 +172,11 @@ def four_totals(*vectors: Any) -> tuple[float, ...]:
     return tuple(np.float64(values.sum()) for values in vectors)
 
 
+def totals_in_lanes(*vectors: Any) -> Any:
+    """As in `arithmetic`."""
+    return np.array([*four_totals(*vectors), 0, 0, 0, 0], np.float64)
+
+
 def widen(values: Any) -> Any:
     """As in `arithmetic`."""
     return values.astype(np.float64)
