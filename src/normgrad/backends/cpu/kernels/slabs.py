@@ -14,6 +14,7 @@ from normgrad.backends.cpu.kernels.scalar import (
     slope_and_offset,
 )
 from normgrad.backends.cpu.kernels.segments import (
+    both_sums,
     completed,
     four_sums,
     gradients,
@@ -24,7 +25,7 @@ from normgrad.backends.cpu.kernels.segments import (
     sums,
     sums_of_dy,
 )
-from normgrad.backends.cpu.sizes import TASK_ELEMENTS
+from normgrad.backends.cpu.sizes import FEW_VECTORS, TASK_ELEMENTS
 from normgrad.backends.cpu.vectors import (
     fence,
     fills_line,
@@ -42,9 +43,6 @@ from normgrad.backends.cpu.vectors import (
     write,
 )
 from normgrad.backends.cpu.vectors.formats import F64
-
-# Vectors of segments whose sums are worth adding up four at a time.
-_SHORT = 16
 
 
 @jit.inner
@@ -206,17 +204,26 @@ def segment_sums(fmt, params, dy, x, segments, length, mean, to, step, second):
     """Leave the sums of each segment at every ``step`` from ``to`` on, the other one behind it."""
     dy_step = slab_step(params, slots.DY)
     x_step = slab_step(params, slots.X)
-    together = 0
-    if params[slots.SUM_XMU] and length <= _SHORT * lanes(fmt):
+    if params[slots.SUM_XMU] and length <= FEW_VECTORS * lanes(fmt):
+        centre = splat(fmt, mean)
         together = segments // 4 * 4
-    for four in range(0, together, 4):
-        at = dy + four * dy_step
-        ones, others = four_sums(fmt, at, x + four * x_step, dy_step, x_step, length, mean)
-        for one in range(4):
-            place = to + (four + one) * step
-            write(F64, place, ones[one])
-            write(F64, place + second, others[one])
-    for segment in range(together, segments):
+        for four in range(0, together, 4):
+            at = dy + four * dy_step
+            at_x = x + four * x_step
+            ones, others = four_sums(
+                fmt, at, at_x, dy_step, x_step, length, centre, centre, centre, centre
+            )
+            for one in range(4):
+                place = to + (four + one) * step
+                write(F64, place, ones[one])
+                write(F64, place + second, others[one])
+        for segment in range(together, segments):
+            at = dy + segment * dy_step
+            some = both_sums(fmt, at, x + segment * x_step, length, centre)
+            write(F64, to + segment * step, some[0])
+            write(F64, to + segment * step + second, some[1])
+        return
+    for segment in range(segments):
         # In the pieces that units have: it is no matter which of the two a slab is in.
         one, rest = 0.0, 0.0
         other, other_rest = 0.0, 0.0
