@@ -36,22 +36,16 @@ FAR = 2560
 
 
 @jit.inlined
-def lost(fmt, before, term):
-    """What is rounded away when a term is added, exactly (Knuth's two-sum).
+def plus(fmt, joined, rest, term):
+    """A sum with one more term, and what all its roundings have lost (Knuth's two-sum).
 
     Float32 lanes have lost more before, and are joined in float64 all the same.
     """
-    if lanes(fmt) != lanes(F64):
-        return 0.0
-    after = before + term
-    share = after - before
-    return (before - (after - share)) + (term - share)
-
-
-@jit.inlined
-def plus(fmt, joined, rest, term):
-    """A sum with one more term, and what all its roundings have lost."""
-    return joined + term, rest + lost(fmt, joined, term)
+    after = joined + term
+    if lanes(fmt) == lanes(F64):
+        share = after - joined
+        rest = rest + ((joined - (after - share)) + (term - share))
+    return after, rest
 
 
 @jit.inlined

@@ -5,6 +5,7 @@ segment for each of its channels. A slab is summed and then written while it is 
 """
 
 from normgrad.backends.cpu import jit, slots
+from normgrad.backends.cpu.kernels.entries import entries
 from normgrad.backends.cpu.kernels.scalar import (
     count,
     entry,
@@ -33,14 +34,17 @@ from normgrad.backends.cpu.vectors import (
     lanes,
     load,
     load_pair,
+    load_part,
     plain,
-    read,
     size_of,
     splat,
     splat_pair,
+    store_rounded,
     stream_line,
     stream_pair,
+    total,
     write,
+    zero,
 )
 from normgrad.backends.cpu.vectors.formats import F64
 
@@ -266,18 +270,21 @@ def slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
 @jit.inlined
 def weighed_sums(fmt, params, addresses, workspace, group, kept, rstd):
     """Both sums of a slab of group norm from those of its channels, which gamma weighs."""
-    sum_dy, rest_dy = 0.0, 0.0
-    sum_xmu, rest_xmu = 0.0, 0.0
+    sum_dy, rest_dy = zero(F64), zero(F64)
+    sum_xmu, rest_xmu = zero(F64), zero(F64)
     column = parameter(params, group, plain(0))
     second = params[slots.COLUMNS] * 8
-    for segment in range(params[slots.SEGMENTS]):
+    inverse = splat(F64, rstd)
+    for segment in range(0, params[slots.SEGMENTS], lanes(F64)):
+        part = min(lanes(F64), params[slots.SEGMENTS] - segment)
         at = kept + segment * 8
-        other = read(F64, at + second)
-        write(F64, at + second, other * rstd)  # the channel's share of the parameter gradient
-        gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
-        sum_dy, rest_dy = plus(fmt, sum_dy, rest_dy, gamma * read(F64, at))
+        one, other = load_part(F64, at, part), load_part(F64, at + second, part)
+        # The channels' shares of the parameter gradient.
+        store_rounded(F64, at + second, other * inverse, part)
+        gamma = entries(params, addresses, workspace, slots.GAMMA, column + segment, part, 1.0)
+        sum_dy, rest_dy = plus(fmt, sum_dy, rest_dy, gamma * one)
         sum_xmu, rest_xmu = plus(fmt, sum_xmu, rest_xmu, gamma * other)
-    return completed(sum_dy, rest_dy), completed(sum_xmu, rest_xmu)
+    return completed(total(sum_dy), total(rest_dy)), completed(total(sum_xmu), total(rest_xmu))
 
 
 def slabs(fmt):
