@@ -90,7 +90,7 @@ def _lone(program: "Program", elements: int) -> bool:
         elements == geometry.inner <= sizes.FEW_VECTORS * program.format.lanes
         and needs.sum_xmu
         and (needs.correction == slots.OWN_CORRECTION or not params[slots.WRITE_DX])
-        and not params[slots.STREAM_DX]
+        and not program.large()
     )
 
 

@@ -34,8 +34,8 @@ from normgrad.backends.cpu.vectors import (
     lanes,
     load,
     load_pair,
-    load_part,
     plain,
+    read,
     size_of,
     splat,
     splat_pair,
@@ -43,6 +43,7 @@ from normgrad.backends.cpu.vectors import (
     stream_line,
     stream_pair,
     total,
+    with_lane,
     write,
     zero,
 )
@@ -268,6 +269,21 @@ def slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
 
 
 @jit.inlined
+def just_kept(at, part):
+    """Up to eight sums that were written one by one; fewer are read so.
+
+    A vector has to wait until they are in the cache, behind results on their way to memory:
+    instance norm of 64x256x14x14 in float32 takes 1.23 ms, 1.38 with one masked load.
+    """
+    if part == lanes(F64):
+        return load(F64, at)
+    values = zero(F64)
+    for lane in range(part):
+        values = with_lane(values, lane, read(F64, at + lane * 8))
+    return values
+
+
+@jit.inlined
 def weighed_sums(fmt, params, addresses, workspace, group, kept, rstd):
     """Both sums of a slab of group norm from those of its channels, which gamma weighs."""
     sum_dy, rest_dy = zero(F64), zero(F64)
@@ -278,7 +294,7 @@ def weighed_sums(fmt, params, addresses, workspace, group, kept, rstd):
     for segment in range(0, params[slots.SEGMENTS], lanes(F64)):
         part = min(lanes(F64), params[slots.SEGMENTS] - segment)
         at = kept + segment * 8
-        one, other = load_part(F64, at, part), load_part(F64, at + second, part)
+        one, other = just_kept(at, part), just_kept(at + second, part)
         # The channels' shares of the parameter gradient.
         store_rounded(F64, at + second, other * inverse, part)
         gamma = entries(params, addresses, workspace, slots.GAMMA, column + segment, part, 1.0)
