@@ -78,7 +78,6 @@ FOLDED: Final = 89  # rows of few channels that are taken as one
 WIDTH: Final = 90  # columns of such a row: FOLDED * COLUMNS
 
 # Slabs of group norm.
-LONE_FACTORS: Final = 4 * 64  # bytes of a task's means and factors: eight float64 numbers each
 DENSE: Final = 91  # segments follow each other without gaps in x, dy and dx, and dx is streamed
 
 # The order in which memory is touched.
