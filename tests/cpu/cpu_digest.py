@@ -45,13 +45,14 @@ def digest() -> str:
                     dy, x, *statistics, weight, num_groups=groups, backend="cpu"
                 )
             )
-        for shape in ((2, 70, 1023), (9, 41, 1640)):  # units of several channels, whole slabs
+        # Units of several channels, whole slabs, slabs of one short segment.
+        for shape, groups in (((2, 70, 1023), 1), ((9, 41, 1640), 1), ((40, 61, 121), 61)):
             dy, x = _arrays(shape, dtype, rng)
-            statistics = [rng.random((shape[0], 1)).astype(np.float32) for _ in range(2)]
+            statistics = [rng.random((shape[0], groups)).astype(np.float32) for _ in range(2)]
             weight = rng.random(shape[1]).astype(np.float32)
             add(
                 functional.group_norm_backward(
-                    dy, x, *statistics, weight, num_groups=1, backend="cpu"
+                    dy, x, *statistics, weight, num_groups=groups, backend="cpu"
                 )
             )
         dy, x = _arrays((2101, 130), dtype, rng)

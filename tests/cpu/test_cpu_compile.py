@@ -18,6 +18,7 @@ class Parts(event.Listener):
 
 with event.install_listener("numba:compile", Parts()):
     tasks.address("slabs", F32)
+    tasks.address("lone_slabs", F32, F32)
     tasks.address("units_in", F32)
     tasks.address("units_out", F32)
     tasks.address("strips", F32, F32)

@@ -15,6 +15,10 @@ NEAR_SLAB = 2 << 20
 TINY_CHANNEL, TINY_GROUP = 31, 64 << 10
 # A block of rows adds at most this many numbers in float32 before float64 takes over.
 BLOCK_ROWS = 128
+# Vectors of a segment whose lanes are added up with those of three others; slabs of one such are
+# taken eight at a time.
+FEW_VECTORS = 16
+EIGHT = 64  # bytes that eight numbers of theirs have
 # Columns of a strip of few rows that have no gradients, whose sums stay in the nearest cache, and
 # the least such rows: 8x100000 in bfloat16 takes .21 to .25 ms so, .31 in blocks of rows.
 ROW_STRIP = 2048

@@ -7,6 +7,7 @@ from normgrad.backends.cpu import jit
 from normgrad.backends.cpu.kernels import (
     blocks,
     copies,
+    lone,
     row_joins,
     rows,
     scalar,
@@ -21,6 +22,7 @@ _FACTORIES: dict[str, Any] = {
     "add_counts": scalar.add_counts,
     "copies": copies.copies,
     "slabs": slabs.slabs,
+    "lone_slabs": lone.lone_slabs,
     "units_in": units.units_in,
     "units_out": units.units_out,
     "join_units": units.join_units,

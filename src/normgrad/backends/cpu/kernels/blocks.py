@@ -6,7 +6,12 @@ into one float32 row, blocks are joined in float64, and a second pass over the r
 
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.kernels.columns import add_rows, fill, write_rows
-from normgrad.backends.cpu.kernels.entries import entries, inverse_deviations, put_entries
+from normgrad.backends.cpu.kernels.entries import (
+    channel_results,
+    entries,
+    inverse_deviations,
+    put_entries,
+)
 from normgrad.backends.cpu.kernels.scalar import (
     count,
     entry,
@@ -208,10 +213,7 @@ def channel_factors(flat, params, addresses, workspace, first, last):
                 sum_dy = sum_dy + load_part(F64, at, part)
                 sum_xmu = sum_xmu + load_part(F64, at + params[slots.WIDTH] * 8, part)
                 at += params[slots.COLUMNS] * 8
-            put_entries(params, addresses, workspace, slots.SUM_DY_VECTOR, column, sum_dy, part)
-            put_entries(params, addresses, workspace, slots.SUM_XMU_VECTOR, column, sum_xmu, part)
-            put_entries(params, addresses, workspace, slots.DGAMMA, column, sum_xmu * rstd, part)
-            put_entries(params, addresses, workspace, slots.DBETA, column, sum_dy, part)
+            channel_results(params, addresses, workspace, column, part, rstd, sum_dy, sum_xmu)
         elif params[slots.CORRECTION] == slots.GIVEN_CORRECTION:
             sum_dy = entries(
                 params, addresses, workspace, slots.SUM_DY_VECTOR, column, one, part, 0.0

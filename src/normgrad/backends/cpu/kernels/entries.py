@@ -75,6 +75,15 @@ def put_entries(params, addresses, workspace, slot, first, values, part):
 
 
 @jit.inlined
+def channel_results(params, addresses, workspace, first, part, rstd, sum_dy, sum_xmu):
+    """What batch norm returns of the sums of some channels."""
+    put_entries(params, addresses, workspace, slots.SUM_DY_VECTOR, first, sum_dy, part)
+    put_entries(params, addresses, workspace, slots.SUM_XMU_VECTOR, first, sum_xmu, part)
+    put_entries(params, addresses, workspace, slots.DGAMMA, first, sum_xmu * rstd, part)
+    put_entries(params, addresses, workspace, slots.DBETA, first, sum_dy, part)
+
+
+@jit.inlined
 def inverse_deviations(params, addresses, workspace, first, apart, part):
     """The statistics that multiply: as given, or from variances."""
     values = entries(params, addresses, workspace, slots.RSTD, first, apart, part, 1.0)

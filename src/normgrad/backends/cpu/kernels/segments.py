@@ -36,22 +36,16 @@ FAR = 2560
 
 
 @jit.inlined
-def lost(fmt, before, term):
-    """What is rounded away when a term is added, exactly (Knuth's two-sum).
+def plus(fmt, joined, rest, term):
+    """A sum with one more term, and what all its roundings have lost (Knuth's two-sum).
 
     Float32 lanes have lost more before, and are joined in float64 all the same.
     """
-    if lanes(fmt) != lanes(F64):
-        return 0.0
-    after = before + term
-    share = after - before
-    return (before - (after - share)) + (term - share)
-
-
-@jit.inlined
-def plus(fmt, joined, rest, term):
-    """A sum with one more term, and what all its roundings have lost."""
-    return joined + term, rest + lost(fmt, joined, term)
+    after = joined + term
+    if lanes(fmt) == lanes(F64):
+        share = after - joined
+        rest = rest + ((joined - (after - share)) + (term - share))
+    return after, rest
 
 
 @jit.inlined
@@ -157,11 +151,10 @@ def sums(fmt, dy, x, dy_step, x_step, segments, length, mean):
 
 
 @jit.inlined
-def lane_sums(fmt, dy, x, length, mean):
+def lane_sums(fmt, dy, x, length, centre):
     """Both sums of a short segment, lane by lane."""
     width = lanes(fmt)
     step = width * size_of(fmt)
-    centre = splat(fmt, mean)
     p0 = zero(fmt)
     p1 = zero(fmt)
     q0 = zero(fmt)
@@ -191,13 +184,21 @@ def lane_sums(fmt, dy, x, length, mean):
 
 
 @jit.inlined
-def four_sums(fmt, dy, x, dy_step, x_step, length, mean):
+def four_sums(fmt, dy, x, dy_step, x_step, length, c0, c1, c2, c3):
     """The sums of each of four short segments, whose lanes are added up together."""
-    p0, q0 = lane_sums(fmt, dy, x, length, mean)
-    p1, q1 = lane_sums(fmt, dy + dy_step, x + x_step, length, mean)
-    p2, q2 = lane_sums(fmt, dy + 2 * dy_step, x + 2 * x_step, length, mean)
-    p3, q3 = lane_sums(fmt, dy + 3 * dy_step, x + 3 * x_step, length, mean)
+    p0, q0 = lane_sums(fmt, dy, x, length, c0)
+    p1, q1 = lane_sums(fmt, dy + dy_step, x + x_step, length, c1)
+    p2, q2 = lane_sums(fmt, dy + 2 * dy_step, x + 2 * x_step, length, c2)
+    p3, q3 = lane_sums(fmt, dy + 3 * dy_step, x + 3 * x_step, length, c3)
     return four_totals(p0, p1, p2, p3), four_totals(q0, q1, q2, q3)
+
+
+@jit.inlined
+def both_sums(fmt, dy, x, length, centre):
+    """The sums of a short segment, with the bits that it has among four."""
+    p, q = lane_sums(fmt, dy, x, length, centre)
+    sums = four_totals(p, q, p, q)
+    return sums[0], sums[1]
 
 
 @jit.inner

@@ -5,6 +5,7 @@ segment for each of its channels. A slab is summed and then written while it is 
 """
 
 from normgrad.backends.cpu import jit, slots
+from normgrad.backends.cpu.kernels.entries import entries
 from normgrad.backends.cpu.kernels.scalar import (
     count,
     entry,
@@ -14,6 +15,7 @@ from normgrad.backends.cpu.kernels.scalar import (
     slope_and_offset,
 )
 from normgrad.backends.cpu.kernels.segments import (
+    both_sums,
     completed,
     four_sums,
     gradients,
@@ -24,7 +26,7 @@ from normgrad.backends.cpu.kernels.segments import (
     sums,
     sums_of_dy,
 )
-from normgrad.backends.cpu.sizes import TASK_ELEMENTS
+from normgrad.backends.cpu.sizes import FEW_VECTORS, TASK_ELEMENTS
 from normgrad.backends.cpu.vectors import (
     fence,
     fills_line,
@@ -37,14 +39,15 @@ from normgrad.backends.cpu.vectors import (
     size_of,
     splat,
     splat_pair,
+    store_rounded,
     stream_line,
     stream_pair,
+    total,
+    with_lane,
     write,
+    zero,
 )
 from normgrad.backends.cpu.vectors.formats import F64
-
-# Vectors of segments whose sums are worth adding up four at a time.
-_SHORT = 16
 
 
 @jit.inner
@@ -206,17 +209,26 @@ def segment_sums(fmt, params, dy, x, segments, length, mean, to, step, second):
     """Leave the sums of each segment at every ``step`` from ``to`` on, the other one behind it."""
     dy_step = slab_step(params, slots.DY)
     x_step = slab_step(params, slots.X)
-    together = 0
-    if params[slots.SUM_XMU] and length <= _SHORT * lanes(fmt):
+    if params[slots.SUM_XMU] and length <= FEW_VECTORS * lanes(fmt):
+        centre = splat(fmt, mean)
         together = segments // 4 * 4
-    for four in range(0, together, 4):
-        at = dy + four * dy_step
-        ones, others = four_sums(fmt, at, x + four * x_step, dy_step, x_step, length, mean)
-        for one in range(4):
-            place = to + (four + one) * step
-            write(F64, place, ones[one])
-            write(F64, place + second, others[one])
-    for segment in range(together, segments):
+        for four in range(0, together, 4):
+            at = dy + four * dy_step
+            at_x = x + four * x_step
+            ones, others = four_sums(
+                fmt, at, at_x, dy_step, x_step, length, centre, centre, centre, centre
+            )
+            for one in range(4):
+                place = to + (four + one) * step
+                write(F64, place, ones[one])
+                write(F64, place + second, others[one])
+        for segment in range(together, segments):
+            at = dy + segment * dy_step
+            some = both_sums(fmt, at, x + segment * x_step, length, centre)
+            write(F64, to + segment * step, some[0])
+            write(F64, to + segment * step + second, some[1])
+        return
+    for segment in range(segments):
         # In the pieces that units have: it is no matter which of the two a slab is in.
         one, rest = 0.0, 0.0
         other, other_rest = 0.0, 0.0
@@ -257,20 +269,40 @@ def slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu):
 
 
 @jit.inlined
+def just_kept(at, part):
+    """Up to eight sums that were written one by one; fewer are read so.
+
+    A vector has to wait until they are in the cache, behind results on their way to memory:
+    instance norm of 64x256x14x14 in float32 takes 1.23 ms, 1.38 with one masked load.
+    """
+    if part == lanes(F64):
+        return load(F64, at)
+    values = zero(F64)
+    for lane in range(part):
+        values = with_lane(values, lane, read(F64, at + lane * 8))
+    return values
+
+
+@jit.inlined
 def weighed_sums(fmt, params, addresses, workspace, group, kept, rstd):
     """Both sums of a slab of group norm from those of its channels, which gamma weighs."""
-    sum_dy, rest_dy = 0.0, 0.0
-    sum_xmu, rest_xmu = 0.0, 0.0
+    sum_dy, rest_dy = zero(F64), zero(F64)
+    sum_xmu, rest_xmu = zero(F64), zero(F64)
     column = parameter(params, group, plain(0))
     second = params[slots.COLUMNS] * 8
-    for segment in range(params[slots.SEGMENTS]):
+    inverse, side_by_side = splat(F64, rstd), plain(1)
+    for segment in range(0, params[slots.SEGMENTS], lanes(F64)):
+        part = min(lanes(F64), params[slots.SEGMENTS] - segment)
         at = kept + segment * 8
-        other = read(F64, at + second)
-        write(F64, at + second, other * rstd)  # the channel's share of the parameter gradient
-        gamma = entry(params, addresses, workspace, slots.GAMMA, column + segment, 1.0)
-        sum_dy, rest_dy = plus(fmt, sum_dy, rest_dy, gamma * read(F64, at))
+        one, other = just_kept(at, part), just_kept(at + second, part)
+        # The channels' shares of the parameter gradient.
+        store_rounded(F64, at + second, other * inverse, part)
+        gamma = entries(
+            params, addresses, workspace, slots.GAMMA, column + segment, side_by_side, part, 1.0
+        )
+        sum_dy, rest_dy = plus(fmt, sum_dy, rest_dy, gamma * one)
         sum_xmu, rest_xmu = plus(fmt, sum_xmu, rest_xmu, gamma * other)
-    return completed(sum_dy, rest_dy), completed(sum_xmu, rest_xmu)
+    return completed(total(sum_dy), total(rest_dy)), completed(total(sum_xmu), total(rest_xmu))
 
 
 def slabs(fmt):

@@ -17,6 +17,7 @@ from normgrad.backends.cpu.kernels.slabs import (
     slab_results,
     slab_start,
     slab_step,
+    weighed_sums,
     write_gradients,
 )
 from normgrad.backends.cpu.vectors import fence, plain, read, size_of, write
@@ -117,14 +118,13 @@ def join_units(flat):
     def join_units_task(params, addresses, workspace, argument, index, after):
         slab = argument + index
         rstd = inverse_deviation(params, addresses, workspace, slab)
-        sum_dy, rest_dy = 0.0, 0.0
-        sum_xmu, rest_xmu = 0.0, 0.0
+        sum_dy, sum_xmu = 0.0, 0.0
         if params[slots.SUM_DY]:
             by_row = params[slots.BY_ROW] != 0
             segments = params[slots.SEGMENTS] if by_row else 1
             per_segment = pieces_of_segment(params) if by_row else params[slots.PIECES]
             outer, group = slab_place(params, slab)
-            column = parameter(params, group, plain(0))
+            kept = kept_sums(params, workspace, outer, group)
             parts = workspace + params[slots.AT_PARTS] + slab * segments * per_segment * 16
             for segment in range(segments):
                 one, rest = 0.0, 0.0
@@ -133,18 +133,15 @@ def join_units(flat):
                     at = parts + piece * 16
                     one, rest = plus(flat, one, rest, read(F64, at))
                     other, other_rest = plus(flat, other, other_rest, read(F64, at + 8))
-                one, other = completed(one, rest), completed(other, other_rest)
-                gamma = 1.0
+                sum_dy, sum_xmu = completed(one, rest), completed(other, other_rest)
                 if by_row:
-                    kept = kept_sums(params, workspace, outer, group) + segment * 8
-                    write(F64, kept, one)
-                    write(F64, kept + params[slots.COLUMNS] * 8, other * rstd)
-                    index = column + segment
-                    gamma = entry(params, addresses, workspace, slots.GAMMA, index, 1.0)
-                sum_dy, rest_dy = plus(flat, sum_dy, rest_dy, gamma * one)
-                sum_xmu, rest_xmu = plus(flat, sum_xmu, rest_xmu, gamma * other)
-            sum_dy, sum_xmu = completed(sum_dy, rest_dy), completed(sum_xmu, rest_xmu)
-            if not by_row:
+                    write(F64, kept + segment * 8, sum_dy)
+                    write(F64, kept + segment * 8 + params[slots.COLUMNS] * 8, sum_xmu)
+            if by_row:
+                sum_dy, sum_xmu = weighed_sums(
+                    flat, params, addresses, workspace, group, kept, rstd
+                )
+            else:
                 slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
         if params[slots.WRITE_DX]:
             b, c = slab_factors(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
