@@ -9,9 +9,10 @@ from normgrad.spec import Op
 SUITE = suite("h200", "cuda")
 MASKS = ((True, True, True), (True, False, False), (False, True, True), (False, False, True))
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "uint64": 8}
-# How many blocks a multiprocessor runs, besides what is in Device: CUDA C guide, table of compute
-# capabilities.
-MOST_BLOCKS = {75: 16, 80: 32, 86: 16, 89: 24, 90: 32, 100: 32, 120: 24}
+# What the blocks of a multiprocessor share: CUDA C guide, table of compute capabilities. (threads,
+# blocks)
+LIMITS = {75: (1024, 16), 80: (2048, 32), 86: (1536, 16), 89: (1536, 24), 90: (2048, 32)}
+LIMITS |= {100: (2048, 32), 120: (1536, 24)}
 
 
 def plan(op, shape, dtype="bfloat16", layout="contiguous", device="h200", **options):
@@ -63,8 +64,9 @@ def tile_bytes(step):
 
 def resident_blocks(device, step, shared):
     """How many blocks of a launch run at once on a whole device."""
-    size, blocks = 32 * step.warps, MOST_BLOCKS[device.capability]
+    threads, blocks = LIMITS[device.capability]
+    size = 32 * step.warps
     # CUDA keeps 1 KB of shared memory for itself in each block (from compute capability 8.0 on).
     by_shared = device.shared_bytes // (shared + 1024)
     by_registers = device.registers // (size * step.registers)
-    return min(by_shared, by_registers, device.threads // size, blocks) * device.multiprocessors
+    return min(by_shared, by_registers, threads // size, blocks) * device.multiprocessors

@@ -1,6 +1,7 @@
 """Kernel plans as pure functions: no GPU, no Triton."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from cuda_plans import (
@@ -18,7 +19,7 @@ from cuda_plans import (
 )
 
 from normgrad import verify
-from normgrad.backends.cuda.device import INTERPRETER, KNOWN
+from normgrad.backends.cuda.device import INTERPRETER, KNOWN, device_of
 from normgrad.backends.cuda.program import Builder, Fill
 from normgrad.cli.plan import program_of, spec_of
 from normgrad.spec import DATA, RESULTS, ROLES
@@ -274,6 +275,21 @@ def test_slabs_of_columns_are_covered(known):
     assert bool(seen) == device.copies_ahead
     if device is KNOWN["h200"]:
         assert seen == COLUMN_KERNELS
+
+
+def test_a_gpu_is_what_torch_says_of_it(monkeypatch):
+    said = SimpleNamespace(
+        name="NVIDIA GeForce RTX 5090",
+        major=12,
+        minor=0,
+        multi_processor_count=170,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_multiprocessor=100 << 10,
+        max_threads_per_multi_processor=1536,
+    )
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: said)
+    assert device_of.__wrapped__(0) == KNOWN["rtx5090"]
 
 
 def test_slabs_of_51_megabytes_stay_on_an_h200_and_stream_on_an_a100():
