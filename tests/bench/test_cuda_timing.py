@@ -91,6 +91,7 @@ def test_a_lost_gpu_ends_the_run(gpu, monkeypatch):
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on importing inductor
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
 def test_peers_on_a_real_gpu(tmp_path):
     path = tmp_path / "run.json"
