@@ -96,7 +96,8 @@ def test_a_lost_gpu_ends_the_run(gpu, monkeypatch):
 def test_peers_on_a_real_gpu(tmp_path):
     path = tmp_path / "run.json"
     options = ["--suite", "quick", "--backend", "none", "--peers", "torch,compile"]
-    assert cli.main(["bench", *options, "--json", str(path)]) == 0
+    # Torch's own bfloat16 batch norm is 124 times past the budget there: timed all the same.
+    assert cli.main(["bench", *options, "--time-wrong-peers", "--json", str(path)]) == 0
     record = json.loads(path.read_text(encoding="utf-8"))
     assert all("torch" in row["peers"] for row in record["rows"])
     assert record["copy_gbps"] > 100
