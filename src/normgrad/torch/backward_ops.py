@@ -156,13 +156,17 @@ def _derivative(
     return setup, backward
 
 
+# In compiled programs convolutions want channels last, and the gradients of group norm come in
+# either order: a step of a U-Net in bfloat16 on an H200 takes 1.34 ms if both operands are made
+# contiguous, 1.67 as they come. Batch norm as it comes: a resnet 2.54, contiguous 2.76.
+_ANY, _ROWS = torch.Tag.flexible_layout, torch.Tag.needs_contiguous_strides
 _TABLE: tuple[tuple[Any, ...], ...] = (
-    ("batch_norm_backward", _BATCH, _fake_batch, _batch_request),
-    ("batch_norm_reduce_backward", _REDUCE, _fake_reduce, _reduce_request),
-    ("batch_norm_elemt_backward", _ELEMT, _fake_elemt, _elemt_request),
-    ("layer_norm_backward", _LAYER, _fake_layer, _layer_request),
-    ("group_norm_backward", _GROUP, _fake_group, _group_request),
+    ("batch_norm_backward", _BATCH, _fake_batch, _ANY, _batch_request),
+    ("batch_norm_reduce_backward", _REDUCE, _fake_reduce, _ANY, _reduce_request),
+    ("batch_norm_elemt_backward", _ELEMT, _fake_elemt, _ANY, _elemt_request),
+    ("layer_norm_backward", _LAYER, _fake_layer, _ROWS, _layer_request),
+    ("group_norm_backward", _GROUP, _fake_group, _ROWS, _group_request),
 )
-for _name, _schema, _fake, _request_of in _TABLE:
-    define(_name, _schema, _kernel(_name, _schema), _fake)
+for _name, _schema, _fake, _layout, _request_of in _TABLE:
+    define(_name, _schema, _kernel(_name, _schema), _fake, _layout)
     differentiable(_name, *_derivative(_request_of), getattr(batching, _name), tuple)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import normgrad.torch.backward_ops  # noqa: F401  (defines the operators)
-from normgrad.torch import batching
+from normgrad.torch import batching, inductor
 from normgrad.torch.forward import (
     Normalized,
     check_vectors,
@@ -28,6 +28,7 @@ from normgrad.torch.library import (
     few_axes,
     memory_format,
     note_bias_type,
+    on_one_device,
     require,
     shortcut,
     statistics_dtype,
@@ -48,22 +49,35 @@ _GROUP = f"(Tensor input, Tensor? weight, Tensor? bias, int num_groups, float ep
 
 
 def _fake(x: Tensor, y_format: torch.memory_format, shape: Sequence[int]) -> Normalized:
+    inductor.offer()
     dtype = statistics_dtype(x.dtype)
     y = torch.empty_like(x, memory_format=y_format)
     return y, x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=dtype)
 
 
-def _fake_batch(
+def _check_batch(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    training: bool,
-    *rest: float,
-) -> Normalized:
+    *rest: Any,
+) -> None:
     check_vectors(x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    words = "running_mean and running_var belong together: one of them is None, the other is not"
+    require((running_mean is None) == (running_var is None), words)
+
+
+def _fake_batch(x: Tensor, *rest: Any) -> Normalized:
+    _check_batch(x, *rest)
+    training = rest[4]
     return _fake(x, memory_format(x), (x.shape[1] if training else 0,))
+
+
+def _traced_batch(*args: Any) -> Normalized:
+    """What tracers see; they do not ask for shapes without data before."""
+    _check_traced(*args)
+    return inductor.traced_batch_norm(*args)
 
 
 def _fake_layer(
@@ -250,6 +264,10 @@ def _pure_batch(args: tuple[Any, ...]) -> tuple[Any, ...]:
 define("batch_norm", _BATCH, normalize_batch, _fake_batch)
 define("layer_norm", _LAYER, normalize_rows, _fake_layer)
 define("group_norm", _GROUP, normalize_groups, _fake_group)
+# Left whole, what writes buffers is a call that no compiler fuses with anything.
+_check_traced = on_one_device("batch_norm", _check_batch)
+_composite: Any = torch._C.DispatchKey.CompositeImplicitAutograd
+torch.ops.normgrad.batch_norm.default.py_impl(_composite)(_traced_batch)
 differentiable("batch_norm", _setup_batch, _backward_batch, batching.batch_norm, _pure_batch)
 differentiable("layer_norm", _setup_layer, _backward_layer, batching.layer_norm, tuple)
 differentiable("group_norm", _setup_group, _backward_group, batching.group_norm, tuple)

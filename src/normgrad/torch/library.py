@@ -36,12 +36,19 @@ def keys_of(*names: str) -> int:
     return number
 
 
-def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def define(
+    name: str,
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    layout: torch.Tag = torch.Tag.flexible_layout,
+) -> None:
     """Declare ``normgrad::name`` with one kernel for CPU and CUDA, and its shapes without data.
 
-    ``fake`` gets every argument of the schema, ``kernel`` what the dispatcher hands it.
+    ``fake`` gets every argument of the schema, ``kernel`` what the dispatcher hands it. ``layout``
+    is how a compiler is to lay out the operands: as it likes, since any strides do.
     """
-    LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, layout))
     kernels = {"CPU": kernel, "CUDA": on_own_device(kernel)}
     for key, one in kernels.items():
         LIBRARY.impl(name, one, key)

@@ -9,8 +9,8 @@ from typing import Any, Final, Self
 import torch
 
 from normgrad import backends, forks, options
-from normgrad.errors import NormgradError
-from normgrad.torch import adapters, cpu_sync
+from normgrad.errors import NormgradError, OptionError
+from normgrad.torch import adapters, cpu_sync, inductor
 from normgrad.torch.counting import count
 from normgrad.torch.library import open_library
 
@@ -31,9 +31,12 @@ _CACHED_REFUSALS: Final = 1024  # per operator
 class _Wish:
     """A call of ``enable`` or ``disable`` that was not undone."""
 
-    def __init__(self, on: bool, backend: str | None, *, scoped: bool = False) -> None:
+    def __init__(
+        self, on: bool, backend: str | None, *, compiled: bool = False, scoped: bool = False
+    ) -> None:
         self.on = on
         self.backend = backend
+        self.compiled = compiled  # also what torch.compile makes meanwhile
         self.scoped = scoped  # until the end of a with statement
 
 
@@ -56,11 +59,17 @@ class enable:  # noqa: N801  (used as a function, and in a with statement)
     overlap, in threads say, until the end of the last. An object may be used in several statements.
     ``backend`` names one for all calls; by default it is the fast one of each device ("cpu" or
     "cuda"). What it refuses goes to torch's own kernel; ``report()`` tells.
+
+    ``compiled``: what ``torch.compile`` makes meanwhile calls our operators too, and goes on doing
+    so. Imports its compiler, which takes a second.
     """
 
-    def __init__(self, *, backend: str | None = None) -> None:
+    def __init__(self, *, backend: str | None = None, compiled: bool = False) -> None:
         options.choice("backend", backend, backends.NAMES, none=True)
-        self._call = _Wish(True, backend)
+        if options.flag("compiled", compiled) and backend is not None:
+            rule = "must be left out where compiled=True, which takes the fast one of each device"
+            raise OptionError("backend", rule, repr(backend))
+        self._call = _Wish(True, backend, compiled=bool(compiled))
         self._statements: list[_Wish] = []  # that are running
         with _State.lock:
             # The last one may be the start of a with statement to come; those before it are over.
@@ -68,7 +77,8 @@ class enable:  # noqa: N801  (used as a function, and in a with statement)
             _follow([*stay, self._call])
 
     def __enter__(self) -> Self:
-        statement = _Wish(True, self._call.backend, scoped=True)
+        call = self._call
+        statement = _Wish(True, call.backend, compiled=call.compiled, scoped=True)
         with _State.lock:
             # The call was the start of this statement, or of one that is over.
             _follow([*(one for one in _State.wishes if one is not self._call), statement])
@@ -106,6 +116,7 @@ def enabled() -> bool:
 def _follow(wishes: list[_Wish]) -> None:
     """Take these for all that is wished."""
     now = wishes[-1] if wishes else _NOTHING
+    (inductor.take_over if now.compiled else inductor.give_back)()
     if now.on and _State.library is None:
         _State.library = _register()
     _State.now = now

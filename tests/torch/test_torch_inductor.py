@@ -1,0 +1,183 @@
+"""What inductor compiles: forward passes taken apart, backward passes calls of ours."""
+
+import copy
+import re
+
+import pytest
+import torch
+from example_models import NAMES, make
+from torch import nn
+
+import normgrad.torch as ours
+from normgrad.errors import OptionError
+from normgrad.torch import inductor
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in inductor
+
+BACKWARD = {"resnet": "batch_norm", "unet": "group_norm", "transformer": "layer_norm"}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+    yield
+    ours.disable()
+    torch.compiler.reset()
+
+
+def _step(model, x):
+    model.zero_grad()
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    y = model(x)
+    (y * torch.arange(y.numel()).reshape(y.shape).sin()).sum().backward()
+    return [y.detach(), x.grad, *(one.grad for one in model.parameters() if one.grad is not None)]
+
+
+def _compiled(model, x, **options):
+    """Results of a step, and the operators that the programs of its two passes call."""
+    from torch._inductor.utils import run_and_get_code  # loads all of inductor
+
+    run = torch.compile(model, fullgraph=True, **options)
+    results, programs = run_and_get_code(lambda: _step(run, x))
+    return results, [set(re.findall(r"torch\.ops\.(normgrad\.\w+)", one)) for one in programs]
+
+
+def _assert_close(got, want, **tolerance):
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, **tolerance or {"rtol": 1e-4, "atol": 1e-5})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_our_modules(name):
+    torch.manual_seed(2)
+    example = make(name)
+    model, x = ours.convert(example.model), torch.randn(example.shape)
+    twin = copy.deepcopy(model)
+    got, called = _compiled(model, x)
+    assert called == [set(), {f"normgrad.{BACKWARD[name]}_backward"}]
+    _assert_close(got, _step(twin, x))
+    _assert_close(model.buffers(), twin.buffers())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torchs_modules(name):
+    """With and without us, from one cache of compiled programs."""
+    torch.manual_seed(3)
+    example = make(name)
+    x = torch.randn(example.shape)
+    want = _step(copy.deepcopy(example.model), x)
+    with ours.enable(compiled=True):
+        got, called = _compiled(copy.deepcopy(example.model), x)
+    assert called == [set(), {f"normgrad.{BACKWARD[name]}_backward"}]
+    _assert_close(got, want)
+    torch.compiler.reset()
+    with ours.enable():
+        got, called = _compiled(copy.deepcopy(example.model), x)
+    assert called == [set(), set()]
+    _assert_close(got, want)
+
+
+def test_frozen_parameters_and_none():
+    model = nn.Sequential(
+        nn.Linear(6, 8),
+        nn.LayerNorm(8, elementwise_affine=False),
+        nn.LayerNorm(8, bias=False),
+        nn.Unflatten(1, (4, 2)),
+        nn.GroupNorm(2, 4, affine=False),
+        nn.BatchNorm1d(4),
+    )
+    model[5].bias.requires_grad_(False)
+    x = torch.randn(5, 6)
+    want = _step(copy.deepcopy(model), x)
+    with ours.enable(compiled=True):
+        got, called = _compiled(model, x)
+    assert len(called[1]) == 3
+    _assert_close(got, want)
+
+
+def test_batch_norm_by_running_statistics():
+    model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4)).eval()
+    model[1].running_mean.normal_()
+    x = torch.randn(3, 2, 5, 4)
+    want = _step(copy.deepcopy(model), x)
+    with ours.enable(compiled=True):
+        _assert_close(_compiled(copy.deepcopy(model), x)[0], want)
+    torch.compiler.reset()
+    got, called = _compiled(ours.convert(copy.deepcopy(model)), x)
+    assert called == [set(), {"normgrad.batch_norm_backward"}]
+    _assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "layer", [ours.GroupNorm(2, 4), ours.BatchNorm2d(4), ours.LayerNorm(24)], ids=str
+)
+def test_types(layer, dtype):
+    """The numbers of eager calls, up to one rounding and the order in which statistics add up."""
+    model = copy.deepcopy(layer).to(dtype)
+    centre, deviation, terms = 40, 3, 8 * 6 * 24  # of the statistic with most of them
+    x = (torch.randn(8, 4, 6, 24) * deviation + centre).to(dtype)
+    twin = copy.deepcopy(model)
+    got, called = _compiled(model, x)
+    assert called[0] == set()
+    wide = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    order = wide * terms**0.5 * centre / deviation
+    pairs = [
+        *zip(got, _step(twin, x), strict=True),
+        *zip(model.buffers(), twin.buffers(), strict=True),
+    ]
+    for one, other in pairs:
+        size = float(other.double().square().mean().sqrt())
+        rounding = 0.0 if dtype == torch.float64 else torch.finfo(dtype).eps
+        torch.testing.assert_close(one, other, rtol=rounding, atol=2 * order * max(size, 1))
+
+
+def test_other_sizes_and_none():
+    model = nn.Sequential(ours.GroupNorm(2, 4), ours.LayerNorm(6))
+    twin = copy.deepcopy(model)
+    for samples in (3, 5, 0):
+        x = torch.randn(samples, 4, 6)
+        _assert_close(_compiled(model, x, dynamic=True)[0], _step(twin, x))
+
+
+def test_half_of_the_running_statistics():
+    layer = ours.BatchNorm1d(3)
+    layer.running_var = None
+    with pytest.raises(RuntimeError, match="running_mean and running_var belong together"):
+        _compiled(layer, torch.randn(6, 3))
+
+
+def test_parameters_on_another_device():
+    layer = ours.BatchNorm1d(3)
+    layer.weight = nn.Parameter(layer.weight.to("meta"))
+    with pytest.raises(RuntimeError, match="must be on input's device, cpu"):
+        _compiled(layer, torch.randn(6, 3))
+
+
+def test_tables_and_tag_come_back():
+    import torch._inductor.decomposition
+
+    before, tag = [dict(one) for one in inductor._tables()], torch.compiler.config.cache_key_tag
+    with ours.enable(compiled=True):
+        assert inductor._tables() != before
+        with ours.enable():  # an inner wish counts
+            assert torch.compiler.config.cache_key_tag == tag
+        with ours.enable(compiled=True):
+            assert torch.compiler.config.cache_key_tag != tag
+        assert inductor._tables() != before
+    assert inductor._tables() == before
+    assert torch.compiler.config.cache_key_tag == tag
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"backend": "cpu", "compiled": True}, "backend must be left out where compiled=True"),
+        ({"compiled": "yes"}, "compiled must be True or False, got 'yes'"),
+    ],
+    ids=["backend", "text"],
+)
+def test_wrong_options(options, words):
+    with pytest.raises(OptionError, match=words):
+        ours.enable(**options)
+    assert not ours.enabled()
