@@ -96,6 +96,7 @@ def _batch_like(op: Op) -> Iterator[Case]:
     yield Case(id="channel-axis-first", op=op, shape=(6, 5, 7), channel_axis=0)
     for layout in ODD_LAYOUTS:
         yield Case(id=layout, op=op, shape=(4, 6, 5, 8), layout=layout)
+    yield Case(id="mixed-squares", op=op, shape=(2, 19, 5, 7), layout="mixed")
     yield Case(id="no-weight", op=op, shape=(4, 6, 5), weight=False)
     yield Case(id="float32-statistics", op=op, shape=(4, 6, 35), statistics_dtype="float32")
     yield Case(
@@ -245,6 +246,7 @@ def _group() -> Iterator[Case]:
     yield Case(id="nhwc-axis", op=op, shape=(4, 5, 7, 6), channel_axis=3, num_groups=2)
     for layout in ODD_LAYOUTS:
         yield Case(id=layout, op=op, shape=(4, 6, 5, 8), num_groups=2, layout=layout)
+    yield Case(id="mixed-squares", op=op, shape=(2, 34, 5, 7), num_groups=2, layout="mixed")
     yield Case(id="no-weight", op=op, shape=(4, 6, 35), num_groups=2, weight=False)
     yield Case(
         id="no-weight-channels-last",

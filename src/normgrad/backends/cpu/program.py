@@ -15,7 +15,16 @@ from normgrad.backends.cpu.layout import Arrangement, arrange, copy_axes, merged
 from normgrad.backends.cpu.rows_plan import groups_are_rows, rows, runs
 from normgrad.backends.cpu.sizes import ceil_div
 from normgrad.backends.cpu.slabs_plan import channels_first, strip_of
-from normgrad.backends.cpu.vectors.formats import ABSENT, CODES, F32, F32_WIDE, F64, FORMATS, Format
+from normgrad.backends.cpu.vectors.formats import (
+    ABSENT,
+    CODES,
+    F32,
+    F32_WIDE,
+    F64,
+    FORMATS,
+    I16,
+    Format,
+)
 from normgrad.dtypes import ITEMSIZE
 from normgrad.geometry import Geometry, reshaped_strides
 from normgrad.hostmem import aligned
@@ -31,6 +40,7 @@ _VECTORS = {
     "dgamma": slots.DGAMMA,
     "dbeta": slots.DBETA,
 }
+_BITS = {2: I16, 4: F32, 8: F64}  # of elements that only move
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ class Program:
                 self.flat, self.format = F64, F32_WIDE
         self.params: list[Any] = [0] * slots.COPIES
         self.phases: list[tuple[str, int]] = []
-        self.after: list[int] = []  # copies of results
+        self.after: list[tuple[int, tuple[Any, ...]]] = []  # copies of results, by which task
         self.workspace = 0
         self.copied: list[str] = []
 
@@ -125,8 +135,8 @@ class Program:
                 "channels-last": channels_last,
                 "rows": rows,
             }[self.order](self)
-        for copy in self.after:
-            self._copy_phase(copy)
+        for copy, task in self.after:
+            self._copy_phase(copy, task)
         self.params[slots.PHASES] = len(self.phases)
         config = Config(
             order=self.order,
@@ -234,10 +244,16 @@ class Program:
         is_result = role in self.spec.results
         source, target = (here, there) if is_result else (there, here)
         # Long runs are cut: without gaps a tensor is a single one, and there are other threads.
+        crossed = _crossed(axes) if tensor.dtype == dtype else None
+        axes = crossed or axes
+        across = axes[-2][0] if crossed else 1
         length = max(axes[-1][0], 1)
-        piece = min(length, sizes.TASK_ELEMENTS // 2)
-        count = tensor.size // length * ceil_div(length, piece)
-        per_task = sizes.TASK_ELEMENTS // 2 // piece
+        piece = sizes.TASK_ELEMENTS // 2 // across
+        if crossed:
+            piece = max(ceil_div(piece, 4 * sizes.SQUARE), 1) * 4 * sizes.SQUARE
+        piece = min(length, piece)
+        count = tensor.size // (length * across) * ceil_div(length, piece)
+        per_task = max(sizes.TASK_ELEMENTS // 2 // (piece * across), 1)
         block = [*source[:2], *target[:2], len(axes), count, per_task, piece]
         for size, outside, inside in axes:
             steps = (outside * there[2], inside * here[2])
@@ -245,15 +261,17 @@ class Program:
         block += [0] * (slots.PER_COPY - len(block))
         self.params += block
         self.copied.append(role)
+        task = ("transposes", _BITS[there[2]]) if crossed else ("copies",)
         if is_result:
-            self.after.append(at)
+            self.after.append((at, task))
         else:
-            self._copy_phase(at)
+            self._copy_phase(at, task)
 
-    def _copy_phase(self, at: int) -> None:
+    def _copy_phase(self, at: int, task: tuple[Any, ...]) -> None:
         per_task = self.params[at + slots.COPY_RUNS_PER_TASK]
         count = ceil_div(self.params[at + slots.COPY_RUNS], per_task)
-        self.phase("copies", count, argument=at)
+        name, *formats = task
+        self.phase(name, count, *formats, argument=at)
 
     def join_samples(self) -> None:
         """Group norm's parameter gradients."""
@@ -262,6 +280,19 @@ class Program:
                 self.params[slots.CHUNK] = sizes.JOINED_COLUMNS
             columns = self.geometry.parameters
             self.phase("join_samples", ceil_div(columns, self.params[slots.CHUNK]))
+
+
+def _crossed(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]] | None:
+    """Axes with the one that is dense in the tensor beside the last, which is so in its copy.
+
+    None where they are the same one, or too short for squares, or where a run repeats an element.
+    """
+    *outer, last = axes
+    across = next((axis for axis in outer if axis[1] == 1), None)
+    if across is None or last[1] in {0, 1} or min(across[0], last[0]) < sizes.SQUARE:
+        return None
+    outer.remove(across)
+    return [*outer, across, last]
 
 
 class Needs:

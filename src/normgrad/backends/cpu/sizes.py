@@ -37,6 +37,8 @@ STREAM_SEGMENT = 1024
 # Segments up to this size come too slowly when they are first read: 8x256x56x56 in float32 2.55 ms,
 # 2.33 where the next channel is asked for while one is written. Long runs gain nothing.
 ASKED_SEGMENT = 64 << 10
+# Copies between orders take squares of so many elements a side (of 8 bytes half as many).
+SQUARE = 16
 LAST_CACHE = 32 << 20
 MOST_TURNS = 6  # of large slabs, three phases each
 # Four rows are summed side by side where they have few columns, or all of x and dy fits a cache.

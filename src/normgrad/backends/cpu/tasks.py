@@ -21,6 +21,7 @@ from normgrad.backends.cpu.vectors.formats import Format
 _FACTORIES: dict[str, Any] = {
     "add_counts": scalar.add_counts,
     "copies": copies.copies,
+    "transposes": copies.transposes,
     "slabs": slabs.slabs,
     "lone_slabs": lone.lone_slabs,
     "units_in": units.units_in,

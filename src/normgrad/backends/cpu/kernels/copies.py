@@ -2,7 +2,7 @@
 
 from normgrad.backends.cpu import jit, slots
 from normgrad.backends.cpu.kernels.scalar import place, read_any, write_any
-from normgrad.backends.cpu.vectors import move
+from normgrad.backends.cpu.vectors import move, move_line, side, size_of, transpose
 from normgrad.backends.cpu.vectors.formats import BF16_CODE, F16_CODE, F32, F32_CODE, F64, I16
 
 
@@ -15,20 +15,50 @@ def copy_run(source, source_step, source_code, target, target_step, target_code,
             source += source_step
             target += target_step
     elif source_code in (F16_CODE, BF16_CODE):
-        for _ in range(length):
-            move(I16, source, target)
-            source += source_step
-            target += target_step
+        move_run(I16, source, source_step, target, target_step, length)
     elif source_code == F32_CODE:
-        for _ in range(length):
-            move(F32, source, target)
-            source += source_step
-            target += target_step
+        move_run(F32, source, source_step, target, target_step, length)
     else:
-        for _ in range(length):
-            move(F64, source, target)
-            source += source_step
-            target += target_step
+        move_run(F64, source, source_step, target, target_step, length)
+
+
+@jit.inner
+def move_run(fmt, source, source_step, target, target_step, length):
+    """The same of one type; a run that lies dense, or repeats one element, by whole lines."""
+    size = size_of(fmt)
+    done = 0
+    if target_step == size and source_step in (0, size):
+        if source_step == 0 and length * size >= 64:
+            for _ in range(64 // size):
+                move(fmt, source, target)
+                target += size
+            done = 64 // size
+            source, source_step = target - 64, size  # what has just been written, again and again
+        while (length - done) * size >= 64:
+            move_line(source, target)
+            source += 64
+            target += 64
+            done += 64 // size
+    for _ in range(done, length):
+        move(fmt, source, target)
+        source += source_step
+        target += target_step
+
+
+@jit.inlined
+def run_start(params, copy, run, axes):
+    """How far from the start a run lies in the source and in the target, by its outer axes."""
+    source = 0
+    target = 0
+    for back in range(axes):
+        axis = copy + slots.COPY_AXES + 3 * (axes - 1 - back)
+        size = params[axis]
+        rest = run // size
+        here = run - rest * size
+        run = rest
+        source += here * params[axis + 1]
+        target += here * params[axis + 2]
+    return source, target
 
 
 def copies():
@@ -47,20 +77,12 @@ def copies():
         for run in range(first, min(first + per_task, params[copy + slots.COPY_RUNS])):
             rest = run // pieces
             begin = (run - rest * pieces) * piece
-            source = start + begin * params[inner + 1]
-            target = end + begin * params[inner + 2]
-            for back in range(2, rank + 1):
-                axis = copy + slots.COPY_AXES + 3 * (rank - back)
-                size = params[axis]
-                index_here = rest % size
-                rest = rest // size
-                source += index_here * params[axis + 1]
-                target += index_here * params[axis + 2]
+            source, target = run_start(params, copy, rest, rank - 1)
             copy_run(
-                source,
+                start + source + begin * params[inner + 1],
                 params[inner + 1],
                 params[copy + slots.COPY_FROM_CODE],
-                target,
+                end + target + begin * params[inner + 2],
                 params[inner + 2],
                 params[copy + slots.COPY_TO_CODE],
                 min(piece, length - begin),
@@ -68,3 +90,67 @@ def copies():
         return 0
 
     return copies_task
+
+
+@jit.inner
+def transpose_run(fmt, source, across_read, read, target, across_write, write, across, length):
+    """Two axes, of which one is dense in the source and the other in the target.
+
+    In squares, so that whole vectors are read and written, four of them along: columns of images
+    of 64x64 lie a multiple of 4 KB apart, and such lines push each other out of the cache before
+    their second half is written. The last squares cover some elements again.
+    """
+    size, square = size_of(fmt), side(fmt)
+    if length < square:
+        for along in range(length):
+            for aside in range(across):
+                there = source + along * read + aside * across_read
+                move(fmt, there, target + along * write + aside * across_write)
+        return
+    # From row to row of a square there, and from column to column.
+    rows = read if across_read == size else across_read
+    columns = across_write if across_read == size else write
+    for first in range(0, length, 4 * square):
+        for beside in range(0, across, square):
+            aside = min(beside, across - square)
+            for begin in range(first, min(first + 4 * square, length), square):
+                along = min(begin, length - square)
+                there = source + along * read + aside * across_read
+                here = target + along * write + aside * across_write
+                transpose(fmt, there, rows, here, columns)
+
+
+def transposes(fmt):
+    """The task that copies between tensors whose dense axes differ: the last two of a description.
+
+    A run is a piece of the last axis and all of the other.
+    """
+
+    def transposes_task(params, addresses, workspace, copy, index, after):
+        rank = params[copy + slots.COPY_RANK]
+        per_task = params[copy + slots.COPY_RUNS_PER_TASK]
+        piece = params[copy + slots.COPY_PIECE]
+        first = index * per_task
+        start = place(params, addresses, workspace, copy + slots.COPY_FROM)
+        end = place(params, addresses, workspace, copy + slots.COPY_TO)
+        inner = copy + slots.COPY_AXES + 3 * (rank - 1)
+        length = params[inner]
+        pieces = -(-length // piece)
+        for run in range(first, min(first + per_task, params[copy + slots.COPY_RUNS])):
+            rest = run // pieces
+            begin = (run - rest * pieces) * piece
+            source, target = run_start(params, copy, rest, rank - 2)
+            transpose_run(
+                fmt,
+                start + source + begin * params[inner + 1],
+                params[inner - 2],
+                params[inner + 1],
+                end + target + begin * params[inner + 2],
+                params[inner - 1],
+                params[inner + 2],
+                params[inner - 3],
+                min(piece, length - begin),
+            )
+        return 0
+
+    return transposes_task

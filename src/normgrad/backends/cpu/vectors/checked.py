@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from normgrad import hostmem
-from normgrad.backends.cpu.vectors.formats import Format
+from normgrad.backends.cpu.vectors.formats import I16, Format
 
 _readable: list[tuple[int, int]] = []
 _writable: list[tuple[int, int]] = []
@@ -213,6 +213,25 @@ def write(fmt: Format, address: int, value: float) -> None:
 def move(fmt: Format, source: int, target: int) -> None:
     """As in `lowering`."""
     _view(fmt, target, 1, True)[:] = _view(fmt, source, 1, False)
+
+
+def side(fmt: Format) -> int:
+    """As in `moves`."""
+    return min(16, 64 // fmt.itemsize)
+
+
+def move_line(source: int, target: int) -> None:
+    """As in `moves`."""
+    for offset in range(0, 64, 2):
+        move(I16, source + offset, target + offset)
+
+
+def transpose(fmt: Format, source: int, source_step: int, target: int, target_step: int) -> None:
+    """As in `moves`."""
+    for row in range(side(fmt)):
+        for column in range(side(fmt)):
+            there = source + row * source_step + column * fmt.itemsize
+            move(fmt, there, target + column * target_step + row * fmt.itemsize)
 
 
 def float_of(bits: int) -> float:
