@@ -94,6 +94,23 @@ def geometry_of(spec: Spec) -> Geometry:
     )
 
 
+def has_channel_axis(spec: Spec) -> bool:
+    """Whether an axis of x and dy is the channels'.
+
+    Group norm may read its data as other sizes than those of their shapes, dy's and x's each its
+    own: then a copy can only be made in the order of the elements. dx has the shape of x.
+    """
+    return spec.extents is None or all(
+        tensor.shape[:2] == spec.extents[:2] for tensor in (spec.dy, spec.x)
+    )
+
+
+def channels_at_the_end(spec: Spec, tensor: TensorSpec) -> TensorSpec:
+    """Data with their channels as the last axis; the request must have an axis of those."""
+    channel = 1 if spec.op is Op.GROUP_NORM else spec.channel_axis
+    return tensor.move_axis(channel, len(tensor.shape) - 1)
+
+
 def joined_axes(
     shape: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]
 ) -> list[tuple[int, int, int]]:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from cuda_plans import COLUMN_KERNELS, COPYING, KNOWN, launches, plan, resident_blocks
 
-from normgrad.spec import Op
+from normgrad.cli.plan import program_of
+from normgrad.spec import Op, Spec, TensorSpec
 
 triton = pytest.importorskip("triton")
 launch = pytest.importorskip("normgrad.backends.cuda.launch")
@@ -288,6 +289,24 @@ def test_sizes_of_one(shape, dtype, compiled):
             compiled(step, 90)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("role", ["dy", "dx"])
+def test_copies_between_orders_are_wide_on_both_sides(compiled, role, dtype):
+    """Images of channels last beside contiguous ones; the tile changes hands in shared memory."""
+    shape = (8, 256, 56, 56)
+    x, line = TensorSpec.contiguous(shape, dtype), TensorSpec.contiguous((256,), "float32")
+    last = TensorSpec(shape, (256 * 56 * 56, 1, 56 * 256, 256), dtype)
+    data = {"dy": x, "x": x, "dx": x} | {role: last}
+    spec = Spec(op=Op.BATCH_NORM, mean=line, rstd=line, device="cuda:0", **data)
+    steps = launches(program_of(spec, KNOWN["h200"]))
+    (copy,) = (one for one in steps if one.kernel == "copy.transposed_copy")
+    made = compiled(copy, 90)
+    for access in ("LDG", "STG"):
+        assert re.search(rf"{access}\.E\S*\.128", made.code), access
+    assert made.metadata.shared >= 64 * 64 * (2 if dtype == "bfloat16" else 4)
+    assert made.stack == 0
+
+
 def test_data_at_any_address_are_read_one_by_one(compiled):
     """Wide loads from addresses that are no multiples of 16 bytes would fault."""
     (step,) = launches(plan("batch_norm_elemt", "64x256x56x56", "bfloat16"))
@@ -317,6 +336,7 @@ def test_every_kernel_is_compiled_here():
         written |= {f"{path.stem}.{name}" for name in entry}
     requests = (*PLANES, *COLUMNS, *ROWS, *RINGS, *OTHERS)
     met = {step.kernel for one in requests for step in launches(plan(*one))}
+    met |= {"copy.transposed_copy"}  # above
     met |= {"copy.strided_copy"}  # in the interpreter's cases, as is copy.flat_copy
     called = {"sums.join", "apply.gradient", "joins.join_rows", "joins.join_parameters"}
     called |= {"row_ring._store_columns", "row_ring._store_channels", "row_ring._sums_of"}

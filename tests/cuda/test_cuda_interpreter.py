@@ -98,6 +98,35 @@ def test_dx_over_x_and_over_dy():
     assert interpreted("-c", IN_PLACE).strip() == "done"
 
 
+MIXED = """
+import numpy as np
+from normgrad import functional
+
+rng = np.random.default_rng(5)
+orders = (np.ascontiguousarray, lambda a: np.moveaxis(np.moveaxis(a, 1, 3).copy(), 3, 1))
+for shape, dtype in (((2, 70, 9, 11), "f4"), ((1, 8, 8, 8), "f2"), ((3, 65, 1, 64), "f8")):
+    x, dy = ((1 + rng.standard_normal(shape)).astype(dtype) for _ in range(2))
+    mean, rstd = (rng.random(shape[1]).astype("f4") for _ in range(2))
+    for of_x in orders:
+        found = []
+        for of_dy in orders:
+            for of_dx in orders:
+                dx = of_dx(np.full(shape, np.nan, dtype))
+                call = functional.batch_norm_backward
+                data = of_dy(dy), of_x(x)
+                statistics = dict(save_mean=mean, save_invstd=rstd)
+                call(*data, **statistics, out=(dx, None, None), output_mask=(True, False, False),
+                     backend="cuda")
+                found.append(dx)
+        assert all((one == found[0]).all() for one in found)
+print("done")
+"""
+
+
+def test_orders_of_dy_and_dx_change_no_bits():
+    assert interpreted("-c", MIXED).strip() == "done"
+
+
 STAYING = """
 import numpy as np
 from host_mail import HostMail

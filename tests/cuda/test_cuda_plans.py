@@ -24,7 +24,7 @@ from normgrad.backends.cuda.program import Builder, Fill
 from normgrad.cli.plan import program_of, spec_of
 from normgrad.spec import DATA, RESULTS, ROLES
 
-COPIES = {"copy.flat_copy", "copy.strided_copy"}
+COPIES = {"copy.flat_copy", "copy.strided_copy", "copy.transposed_copy"}
 ELEMENTS = {"apply.plane_apply", "apply.column_apply"}
 DEVICES = {**KNOWN, "interpreter": INTERPRETER}
 

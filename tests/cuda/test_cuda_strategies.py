@@ -11,7 +11,7 @@ from normgrad.backends.cuda.program import Fill
 from normgrad.backends.cuda.tiles import alignment, cut, power_of_two, share_out
 from normgrad.bench import suites
 from normgrad.cli.plan import program_of, spec_of
-from normgrad.spec import Op
+from normgrad.spec import Op, TensorSpec
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,24 @@ def test_odd_strides_cost_a_copy_and_channels_last_do_not():
     assert "strided_copy" not in kernels(
         program_of(spec_of(workload.case, "float32"), KNOWN["h200"])
     )
+
+
+@pytest.mark.parametrize("op", [Op.BATCH_NORM, Op.GROUP_NORM, Op.BATCH_NORM_ELEMT])
+@pytest.mark.parametrize(("of_x", "family"), [("contiguous", "planes"), ("last", "columns")])
+def test_who_lies_otherwise_than_x_is_transposed(op, of_x, family):
+    """And nobody else: x and dx stay where they are."""
+    shape = (64, 256, 56, 56)
+    strides = {"contiguous": (802816, 3136, 56, 1), "last": (802816, 1, 14336, 256)}
+    lying = {name: TensorSpec(shape, steps, "bfloat16") for name, steps in strides.items()}
+    other = lying["last" if of_x == "contiguous" else "contiguous"]
+    same = spec_of(verify.Case(id="same", op=op, shape=shape, num_groups=32), "bfloat16")
+    same = replace(same, x=lying[of_x], dy=lying[of_x], dx=lying[of_x])
+    ours = kernels(program_of(same, KNOWN["h200"]))
+    assert "transposed_copy" not in ours
+    assert any(family.removesuffix("s") in one or "row_ring" in one for one in ours)
+    for role, wanted in (("dy", ["transposed_copy", *ours]), ("dx", [*ours, "transposed_copy"])):
+        mixed = program_of(replace(same, **{role: other}), KNOWN["h200"])
+        assert kernels(mixed) == wanted, role
 
 
 def test_workspaces_are_small():

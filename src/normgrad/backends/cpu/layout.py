@@ -3,7 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from normgrad.geometry import Geometry, joined_axes, reshaped_strides
+from normgrad.geometry import (
+    Geometry,
+    channels_at_the_end,
+    has_channel_axis,
+    joined_axes,
+    reshaped_strides,
+)
 from normgrad.spec import Op, Spec, TensorSpec, row_major
 
 # Contiguous positions, contiguous channels, contiguous rows of layer norm.
@@ -58,12 +64,7 @@ def _order(spec: Spec, geometry: Geometry, dtype: str, sources: list[TensorSpec]
     """
     if spec.op is Op.LAYER_NORM:
         return "rows"
-    # Group norm may read its data as other sizes than those of their shapes, dy's and x's each its
-    # own: then no axis is the channels', and a copy can only be made in the order of the elements.
-    # dx has the shape of x.
-    movable = spec.extents is None or all(
-        tensor.shape[:2] == spec.extents[:2] for tensor in (spec.dy, spec.x)
-    )
+    movable = has_channel_axis(spec)
     for tensor in sorted(sources, key=lambda tensor: tensor.dtype != dtype):
         found = reshaped_strides(tensor, geometry.shape)
         if found is None:
@@ -98,10 +99,7 @@ def dense(order: Order, geometry: Geometry) -> Strides:
 
 def copy_axes(spec: Spec, order: Order, tensor: TensorSpec) -> list[tuple[int, int, int]]:
     """(size, stride of the tensor, stride of its dense copy) from the slowest axis, merged."""
-    if order == "channels-last":
-        channel = 1 if spec.op is Op.GROUP_NORM else spec.channel_axis
-        tensor = tensor.move_axis(channel, len(tensor.shape) - 1)
-    return merged(tensor)
+    return merged(channels_at_the_end(spec, tensor) if order == "channels-last" else tensor)
 
 
 def merged(tensor: TensorSpec) -> list[tuple[int, int, int]]:

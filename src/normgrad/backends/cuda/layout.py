@@ -7,7 +7,7 @@ from typing import Literal
 from normgrad.backends.cuda.program import Argument, Builder, Ref
 from normgrad.backends.cuda.tiles import ceil_div, typical_batch
 from normgrad.dtypes import ITEMSIZE
-from normgrad.geometry import Geometry, reshaped_strides
+from normgrad.geometry import Geometry, has_channel_axis, reshaped_strides
 from normgrad.spec import DATA, TensorSpec, row_major
 
 _MANY_COLUMNS = 1 << 30  # kernels count columns in 32 bits
@@ -109,18 +109,22 @@ def lay_out(builder: Builder, geometry: Geometry) -> Layout:
     channels = geometry.groups * geometry.channels
     sizes = (geometry.outer, channels, geometry.inner)
     steps = {role: _steps(spec.present(role), sizes) for role in roles}
-    families = [_families(found, sizes, geometry) for found in steps.values()]
-    all_columns = geometry.inner == 1 or all("columns" in one for one in families)
-    family: Literal["planes", "columns"] = "columns" if all_columns else "planes"
-    dense = (channels * geometry.inner, geometry.inner, 1)
+    families = {role: _families(found, sizes, geometry) for role, found in steps.items()}
+    # x decides, since dx lies like it as a rule; dy where x must be copied anyhow.
+    agreed = all("columns" in one for one in families.values())
+    wished = "columns" in (families["x"] or families["dy"]) and has_channel_axis(spec)
+    columns = geometry.inner == 1 or agreed or wished
+    family: Literal["planes", "columns"] = "columns" if columns else "planes"
+    last = family == "columns" and geometry.inner > 1
+    dense = (channels * geometry.inner, *((1, channels) if last else (geometry.inner, 1)))
     data = {}
-    for (role, found), able in zip(steps.items(), families, strict=True):
-        if found is not None and family in able:
+    for role, found in steps.items():
+        if found is not None and family in families[role]:
             data[role] = Data(Ref(role, 0, spec.present(role).dtype), *found)
         elif role == "dx":
-            data[role] = Data(builder.bounce(role), *dense)
+            data[role] = Data(builder.bounce(role, channels_last=last), *dense)
         else:
-            data[role] = Data(builder.pack(role), *dense)
+            data[role] = Data(builder.pack(role, channels_last=last), *dense)
     outer, inner = geometry.outer, geometry.inner
     if family == "columns" and geometry.statistic == "channel":
         # Rows of all images follow each other: one long column of rows.

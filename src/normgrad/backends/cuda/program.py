@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normgrad.backends.cuda.tiles import WIDE, ceil_div, power_of_two
 from normgrad.dtypes import ITEMSIZE
-from normgrad.geometry import joined_axes, reshaped_strides
+from normgrad.geometry import channels_at_the_end, joined_axes, reshaped_strides
 from normgrad.spec import DATA, ROLES, Spec, TensorSpec, row_major
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ _ITEMSIZE = {**ITEMSIZE, "uint64": 8}
 _ALIGNMENT = 256  # of every piece of the workspace
 NUMBER = "number"
 _COPIED = 1024  # elements of a program that copies
+_TILE = 64  # a side of what a program transposes
+_SHORT = 8  # of axes that are not worth it
 # Where a role's address stands; after all roles come the workspace and what `mail` takes.
 SLOTS = {role: index for index, role in enumerate((*ROLES, "", "mail", "stale", "stale_words"))}
 DATA_SLOTS = {SLOTS[role] for role in DATA}
@@ -201,9 +203,9 @@ class Builder:
             return Ref(role, 0, tensor.dtype)
         return self.pack(role)
 
-    def pack(self, role: str, dtype: str | None = None) -> Ref:
-        """A row-major copy of an operand in the workspace, of another type if need be."""
-        tensor = self.spec.present(role)
+    def pack(self, role: str, dtype: str | None = None, *, channels_last: bool = False) -> Ref:
+        """A dense copy of an operand in the workspace, of another type if need be."""
+        tensor = self._in_order(role, channels_last)
         ref = self.scratch(tensor.size, dtype or tensor.dtype)
         dense = row_major(tensor.shape)
         self.steps.append(
@@ -220,15 +222,19 @@ class Builder:
             return Ref(role, 0, tensor.dtype)
         return self.bounce(role)
 
-    def bounce(self, role: str) -> Ref:
-        """A row-major stand-in for a result."""
-        tensor = self.spec.present(role)
+    def bounce(self, role: str, *, channels_last: bool = False) -> Ref:
+        """A dense stand-in for a result."""
+        tensor = self._in_order(role, channels_last)
         ref = self.scratch(tensor.size, tensor.dtype)
         dense = row_major(tensor.shape)
         self._after.append(
             _copy(ref, Ref(role, 0, tensor.dtype), tensor.shape, dense, tensor.strides)
         )
         return ref
+
+    def _in_order(self, role: str, channels_last: bool) -> TensorSpec:
+        tensor = self.spec.present(role)
+        return channels_at_the_end(self.spec, tensor) if channels_last else tensor
 
     def move(self, role: str) -> Ref:
         """Data at a multiple of 16 bytes: copied there before all, or from there at the end."""
@@ -263,7 +269,11 @@ def _copy(
     writes: tuple[int, ...],
 ) -> Launch:
     """A copy from strides to strides."""
-    *outer, (cols, col_read, col_write) = joined_axes(shape, reads, writes) or [(1, 1, 1)]
+    axes = joined_axes(shape, reads, writes) or [(1, 1, 1)]
+    crossed = _transposed_copy(source, target, axes)
+    if crossed is not None:
+        return crossed
+    *outer, (cols, col_read, col_write) = axes
     if not outer and col_read == col_write == 1:
         given: tuple[tuple[str, Argument], ...]
         given = ("source", source), ("target", target), ("count", cols)
@@ -282,9 +292,7 @@ def _copy(
         "col_read": col_read,
         "col_write": col_write,
     }
-    axes = [(1, 0, 0)] * (7 - len(outer)) + outer
-    for letter, values in zip("nst", zip(*axes, strict=True), strict=True):
-        arguments |= {f"{letter}{axis}": value for axis, value in enumerate(values)}
+    arguments |= _outer_axes(outer, 7)
     constants = {
         "AXES": len(outer),
         "UNIT_READ": col_read == 1,
@@ -295,3 +303,41 @@ def _copy(
     }
     grid = (ceil_div(rows, height) * blocks, 1, 1)
     return Launch("copy.strided_copy", grid, tuple(arguments.items()), tuple(constants.items()))
+
+
+def _outer_axes(axes: list[tuple[int, int, int]], room: int) -> dict[str, Argument]:
+    """Axes as arguments of a kernel with room for so many."""
+    padded = [(1, 0, 0)] * (room - len(axes)) + axes
+    columns = zip("nst", zip(*padded, strict=True), strict=True)
+    return {f"{letter}{axis}": one for letter, given in columns for axis, one in enumerate(given)}
+
+
+def _transposed_copy(source: Ref, target: Ref, axes: list[tuple[int, int, int]]) -> Launch | None:
+    """The copy where one axis is dense in the source and another, both long, in the target."""
+    *outer, (along, along_read, along_write) = axes
+    inward = along_write == 1 and along_read != 1
+    # Its stride there, in the source or in the target.
+    across = next((one for one in outer if one[1 if inward else 2] == 1), None)
+    if across is None or 1 not in (along_read, along_write) or min(across[0], along) < _SHORT:
+        return None
+    outer.remove(across)
+    read, write = (along_read, across[2]) if inward else (across[1], along_write)
+    widest = 16 // min(_ITEMSIZE[source.dtype], _ITEMSIZE[target.dtype])
+    strides = [read, write, *(step for _, *steps in outer for step in steps)]
+    align = math.gcd(widest, *strides)
+    blocks = ceil_div(across[0], _TILE), ceil_div(along, _TILE)
+    arguments: dict[str, Argument] = {
+        "source": source,
+        "target": target,
+        "across": across[0],
+        "along": along,
+        "blocks_across": blocks[0],
+        "blocks_along": blocks[1],
+        "read": read // align,
+        "write": write // align,
+    }
+    arguments |= _outer_axes([(size, one // align, two // align) for size, one, two in outer], 6)
+    wide = max(across[0], along) + _TILE >= WIDE
+    constants = {"AXES": len(outer), "INWARD": inward, "ALIGN": align, "WIDE": wide, "TILE": _TILE}
+    grid = (math.prod(size for size, _, _ in outer) * math.prod(blocks), 1, 1)
+    return Launch("copy.transposed_copy", grid, tuple(arguments.items()), tuple(constants.items()))

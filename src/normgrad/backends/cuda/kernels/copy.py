@@ -82,6 +82,81 @@ def strided_copy(
 
 
 @triton.jit
+def transposed_copy(
+    source,
+    target,
+    across,  # elements of one axis
+    along,  # of the other
+    blocks_across,
+    blocks_along,
+    read,  # from element to element of the axis that is not dense in the source
+    write,  # the same in the target
+    n0,
+    n1,
+    n2,
+    n3,
+    n4,
+    n5,
+    s0,
+    s1,
+    s2,
+    s3,
+    s4,
+    s5,
+    t0,
+    t1,
+    t2,
+    t3,
+    t4,
+    t5,
+    AXES: tl.constexpr,  # of the others: the last of (n0 .. n5), with their strides
+    INWARD: tl.constexpr,  # across is dense in the source, and along in the target; else reversed
+    ALIGN: tl.constexpr,  # divides all strides, which come divided by it
+    WIDE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Two axes, of which one is dense in the source and the other in the target: by tiles.
+
+    Triton lays a tile out as the loads want it, and again as the stores do.
+    """
+    program = tl.program_id(0).to(tl.int64 if WIDE else tl.int32)
+    # Neighbours read what lies side by side.
+    if INWARD:
+        first_across = program % blocks_across * TILE
+        first_along = program // blocks_across % blocks_along * TILE
+    else:
+        first_along = program % blocks_along * TILE
+        first_across = program // blocks_along % blocks_across * TILE
+    rest = program // blocks_across // blocks_along
+    sizes = (n5, n4, n3, n2, n1, n0)
+    reads = (s5, s4, s3, s2, s1, s0)
+    writes = (t5, t4, t3, t2, t1, t0)
+    from_here = tl.zeros([], tl.int64)
+    to_here = tl.zeros([], tl.int64)
+    for axis in tl.static_range(AXES):
+        position = (rest % sizes[axis]).to(tl.int64)
+        rest = rest // sizes[axis]
+        from_here += position * reads[axis]
+        to_here += position * writes[axis]
+    source += from_here * ALIGN
+    target += to_here * ALIGN
+    aside = first_across.to(tl.int64) + tl.arange(0, TILE)
+    forth = first_along.to(tl.int64) + tl.arange(0, TILE)
+    if INWARD:
+        from_at = aside[:, None] + forth[None, :] * (read.to(tl.int64) * ALIGN)
+        to_at = aside[:, None] * (write.to(tl.int64) * ALIGN) + forth[None, :]
+    else:
+        from_at = aside[:, None] * (read.to(tl.int64) * ALIGN) + forth[None, :]
+        to_at = aside[:, None] + forth[None, :] * (write.to(tl.int64) * ALIGN)
+    if (first_across + TILE <= across) & (first_along + TILE <= along):
+        tl.store(target + to_at, tl.load(source + from_at).to(target.dtype.element_ty))
+    else:  # a mask would make wide accesses narrow
+        mask = (aside < across)[:, None] & (forth < along)[None, :]
+        values = tl.load(source + from_at, mask=mask)
+        tl.store(target + to_at, values.to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def add_counts(counter, total, size, BLOCK: tl.constexpr):
     """The sum of a long vector of counts, exactly, as one float64."""
     position = tl.arange(0, BLOCK)
