@@ -9,18 +9,20 @@ best: the latter is what a busy machine disturbs least. Before anything is timed
 both are compared.
 
 On CUDA each step runs a second time as a captured graph, where the host has no part in it: that
-tells what the kernels gain from what Python costs.
+tells what the kernels gain from what Python costs. And a third time, also captured, with the model
+compiled by ``torch.compile``: with ``enable(compiled=True)`` against without.
 """
 
 import argparse
 import contextlib
 import datetime
+import functools
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +38,7 @@ import example_models
 
 _WARM = 3  # steps before the first turn
 _TURN = 4  # timed steps of a turn
+MODES = ("eager", "captured", "compiled")  # the last is captured too
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Setting:
     model: str
     precision: str
     channels_last: bool
-    captured: bool
+    mode: str  # one of MODES
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Row:
     shape: tuple[int, ...]
     precision: str
     channels_last: bool
-    captured: bool
+    mode: str
     torch_ms: float  # medians
     normgrad_ms: float
     gain: float  # torch's time over ours
@@ -69,12 +72,12 @@ class Row:
     reasons: list[str]
 
 
-def settings(device: str) -> list[Setting]:
-    """Every model; images also channels-last; on CUDA also in bfloat16 autocast, and as graphs."""
+def settings(device: str, modes: Sequence[str]) -> list[Setting]:
+    """Every model; images also channels-last; on CUDA also in bfloat16 autocast."""
     precisions = ("float32", "bf16 autocast") if device == "cuda" else ("float32",)
     return [
-        Setting(model, precision, channels_last, captured)
-        for captured in ((False, True) if device == "cuda" else (False,))
+        Setting(model, precision, channels_last, mode)
+        for mode in modes
         for model in example_models.NAMES
         for precision in precisions
         for channels_last in ((False, True) if model != "transformer" else (False,))
@@ -97,19 +100,25 @@ class Trainer:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.x = self.x.contiguous(memory_format=torch.channels_last)
         self.target = torch.randint(0, 10, example.shape[:1], device=device)
+        self.run: Callable[[torch.Tensor], torch.Tensor] = self.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
 
     def gradients(self) -> None:
         """Forward and backward."""
         self.optimizer.zero_grad()
         with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
-            scores = self.model(self.x)
+            scores = self.run(self.x)
         torch.nn.functional.cross_entropy(scores.float(), self.target).backward()
 
     def step(self) -> None:
         """A whole training step."""
         self.gradients()
         self.optimizer.step()
+
+    def compile(self) -> None:
+        """Compile the model anew, whatever was compiled of its kind before."""
+        torch.compiler.reset()
+        self.run = torch.compile(self.model)
 
     def capture(self) -> Callable[[], None]:
         """A step as a graph: the kernels of whoever computes it now, again and again."""
@@ -125,11 +134,13 @@ class Trainer:
 
         return replay
 
-    def difference(self) -> float:
+    def difference(self, compiled: bool) -> float:
         """Distance between torch's gradients and ours, relative to their length."""
         self.gradients()
         torchs = self._copied()
-        with normgrad.torch.enable():
+        with normgrad.torch.enable(compiled=compiled):
+            if compiled:
+                self.compile()
             self.gradients()
         pairs = zip(self._copied(), torchs, strict=True)
         nothing = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -167,7 +178,8 @@ def measure(setting: Setting, device: str, rounds: int) -> Row:
     """Check, warm up, then time both sides in turn."""
     trainer = Trainer(setting, device)
     normgrad.torch.report(reset=True)
-    difference = trainer.difference()
+    compiled = setting.mode == "compiled"
+    difference = trainer.difference(compiled)
     calls = normgrad.torch.report(reset=True)  # of one step
     bound = 0.05 if trainer.autocast else 1e-3
     if not difference < bound:
@@ -176,15 +188,21 @@ def measure(setting: Setting, device: str, rounds: int) -> Row:
     timer = clock(device)
     sides: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
         "torch": contextlib.nullcontext,
-        "normgrad": normgrad.torch.enable,
+        "normgrad": functools.partial(normgrad.torch.enable, compiled=compiled),
     }
     times: dict[str, list[float]] = {name: [] for name in sides}
     steps: dict[str, Callable[[], None]] = {}
     for name, side in sides.items():
         with side():
-            for _ in range(_WARM):
-                trainer.step()
-            steps[name] = Trainer(setting, device).capture() if setting.captured else trainer.step
+            if setting.mode == "eager":
+                for _ in range(_WARM):
+                    trainer.step()
+                steps[name] = trainer.step
+            else:
+                own = Trainer(setting, device)
+                if compiled:
+                    own.compile()
+                steps[name] = own.capture()
     for _ in range(-(-rounds // _TURN)):
         for name, side in sides.items():
             with side():
@@ -197,7 +215,7 @@ def measure(setting: Setting, device: str, rounds: int) -> Row:
         tuple(trainer.shape),
         setting.precision,
         setting.channels_last,
-        setting.captured,
+        setting.mode,
         medians["torch"],
         medians["normgrad"],
         medians["torch"] / medians["normgrad"],
@@ -211,9 +229,9 @@ def measure(setting: Setting, device: str, rounds: int) -> Row:
     )
 
 
-def rows(device: str, rounds: int) -> Iterator[Row]:
+def rows(device: str, modes: Sequence[str], rounds: int) -> Iterator[Row]:
     """All settings, with a bar where there is a terminal."""
-    for setting in terminal.progress(settings(device), "training"):
+    for setting in terminal.progress(settings(device, modes), "training"):
         yield measure(setting, device, rounds)
 
 
@@ -223,17 +241,21 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=20, help="timed steps for each side")
     parser.add_argument("--threads", type=int, help="of torch and of ours, on the CPU")
+    parser.add_argument("--modes", nargs="+", choices=MODES, help="all on CUDA, eager on the CPU")
     parser.add_argument("--json", type=Path, help="write every row to a file")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
         os.environ["NORMGRAD_NUM_THREADS"] = str(args.threads)
-    measured = list(rows(args.device, args.rounds))
+    modes = args.modes or (MODES if args.device == "cuda" else MODES[:1])
+    if args.device == "cpu" and set(modes) != {"eager"}:
+        parser.error("the other modes capture graphs, which needs --device cuda")
+    measured = list(rows(args.device, modes, args.rounds))
     name = torch.cuda.get_device_name() if args.device == "cuda" else environment()["cpu"]
     terminal.table(
         f"training step on {name}, torch {torch.__version__}, median of {args.rounds}",
         (
-            *("model", "precision", "channels-last", "graph", "torch ms", "ours ms", "gain"),
+            *("model", "precision", "channels-last", "mode", "torch ms", "ours ms", "gain"),
             *("best of torch", "best of ours", "gain", "calls", "to torch"),
         ),
         [
@@ -241,7 +263,7 @@ def main() -> None:
                 row.model,
                 row.precision,
                 "yes" if row.channels_last else "no",
-                "yes" if row.captured else "no",
+                row.mode,
                 f"{row.torch_ms:.2f}",
                 f"{row.normgrad_ms:.2f}",
                 f"{row.gain:.2f}",
