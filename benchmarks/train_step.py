@@ -181,7 +181,8 @@ def measure(setting: Setting, device: str, rounds: int) -> Row:
     compiled = setting.mode == "compiled"
     difference = trainer.difference(compiled)
     calls = normgrad.torch.report(reset=True)  # of one step
-    bound = 0.05 if trainer.autocast else 1e-3
+    # Compiled programs lay images out otherwise, and TF32 convolutions round otherwise then.
+    bound = 0.05 if trainer.autocast or compiled else 1e-3
     if not difference < bound:
         msg = f"{setting}: gradients differ by {difference:.3g} of their size (bound {bound})"
         raise SystemExit(msg)

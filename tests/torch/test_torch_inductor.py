@@ -2,6 +2,8 @@
 
 import copy
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -152,6 +154,28 @@ def test_parameters_on_another_device():
     layer.weight = nn.Parameter(layer.weight.to("meta"))
     with pytest.raises(RuntimeError, match="must be on input's device, cpu"):
         _compiled(layer, torch.randn(6, 3))
+
+
+FIRST = """
+import sys
+import torch
+import normgrad.torch as ours
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 8), ours.LayerNorm(8), nn.Unflatten(1, (4, 2)))
+model.append(ours.GroupNorm(2, 4))
+assert "torch._inductor" not in sys.modules
+torch.compile(model, fullgraph=True)(torch.randn(5, 4)).sum().backward()
+print("done")
+"""
+
+
+def test_the_first_thing_that_a_process_compiles():
+    """Inductor is loaded between a model's shapes and its tables."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout.strip() == "done", done.stderr
 
 
 def test_tables_and_tag_come_back():

@@ -123,10 +123,24 @@ def native_group_norm_backward(
     if shape[:2] != (samples, channels) or input.numel() != samples * channels * positions:
         rule = f"must have shape ({samples}, {channels}, ...) as N and C say"
         raise ShapeError("input", rule, tuple(shape))
-    x = input if input.is_contiguous() else _for_torchs_layout(input, group_format(input))
-    arrays = (grad_out, x, mean, rstd, weight)
     wished = _parameter_type(weight, mean)
-    return compute(Op.GROUP_NORM, arrays, (), (group, 1), output_mask, wished, None, backend)
+    x, out = input, None
+    if not input.is_contiguous():
+        if input.is_cuda and output_mask[0]:
+            out = _contiguous_results(input, mean if weight is None else weight, output_mask)
+        else:
+            x = _for_torchs_layout(input, group_format(input))
+    arrays = (grad_out, x, mean, rstd, weight)
+    return compute(Op.GROUP_NORM, arrays, (), (group, 1), output_mask, wished, out, backend)
+
+
+def _contiguous_results(input: Tensor, like: Tensor, mask: Mask) -> tuple[Tensor | None, ...]:
+    """Torch's gradients of images on CUDA, however those lie.
+
+    Channels last, 64x256x56x56 in bfloat16 on an H200: input made contiguous takes 301 us.
+    """
+    parameters = (like.new_empty(input.shape[1]) if wanted else None for wanted in mask[1:])
+    return torch.empty(input.shape, dtype=input.dtype, device=input.device), *parameters
 
 
 def batch_norm_backward_reduce(

@@ -4,16 +4,17 @@ An operator that it does not know stays a call, and nothing around it is fused w
 our forward passes in terms of torch's, which it takes apart. Backward passes stay calls of ours:
 those of our modules always, torch's own while ``enable(compiled=True)`` holds.
 
-It looks operators up in tables, after it has asked for their shapes without data. There it learns
-of ours: importing it for that takes a second, and most programs compile nothing.
+It looks operators up in tables, which learn of ours when ``torch.compile`` asks for their shapes
+without data: importing inductor takes a second, and most programs compile nothing.
 """
 
+import importlib
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from normgrad.torch.forward import Normalized, group_format, normalize_batch
 from normgrad.torch.library import Tensor, memory_format, wide
@@ -163,16 +164,21 @@ _BACKWARD: Final[dict[Any, _Rule]] = {
 
 
 def _tables() -> list[dict[Any, _Rule]]:
-    """Where inductor looks, with and without its own random numbers; none before it is loaded."""
-    module: Any = sys.modules.get("torch._inductor.decomposition")
-    if module is None or getattr(module.__spec__, "_initializing", False):
-        return []
+    """Where inductor looks, with and without its own random numbers. Loads it: 1 s."""
+    module: Any = importlib.import_module("torch._inductor.decomposition")
     return [module.decompositions, module.fast_random_decomps()]
 
 
 def offer() -> None:
-    """Tell inductor what our forward passes are, if it is there and does not know."""
-    for table in _tables():
+    """Tell inductor what our forward passes are, if a program is being compiled.
+
+    Before it is at work, since it reads its tables first.
+    """
+    if torch._guards.TracingContext.try_get() is None:
+        return
+    with unset_fake_temporarily():  # what modules make when they are loaded is real
+        tables = _tables()
+    for table in tables:
         if torch.ops.normgrad.layer_norm.default not in table:
             table[torch.ops.normgrad.layer_norm.default] = _layer_norm
             table[torch.ops.normgrad.group_norm.default] = _group_norm
@@ -182,8 +188,6 @@ def take_over() -> None:
     """Have programs that are compiled from now on call our backward passes of torch's norms."""
     if _replaced:
         return
-    import torch._inductor.decomposition
-
     for table in _tables():
         for op, rule in _BACKWARD.items():
             torchs = table[op]
