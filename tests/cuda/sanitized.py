@@ -78,6 +78,8 @@ REQUESTS = (
     ("batch_norm_elemt", (8, 64, 7, 7), "contiguous", "bfloat16"),
     ("batch_norm_reduce", (8, 20, 28, 28), "channels-last", "bfloat16"),  # rows side by side
     ("batch_norm_elemt", (8, 20, 28, 28), "channels-last", "bfloat16"),
+    ("batch_norm", (3, 100, 21, 19), "mixed", "bfloat16"),  # copies between orders
+    ("group_norm", (2, 72, 9, 33), "mixed", "float32"),
 )
 
 
