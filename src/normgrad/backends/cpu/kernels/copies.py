@@ -26,23 +26,25 @@ def copy_run(source, source_step, source_code, target, target_step, target_code,
 def move_run(fmt, source, source_step, target, target_step, length):
     """The same of one type; a run that lies dense, or repeats one element, by whole lines."""
     size = size_of(fmt)
-    done = 0
-    if target_step == size and source_step in (0, size):
-        if source_step == 0 and length * size >= 64:
-            for _ in range(64 // size):
-                move(fmt, source, target)
-                target += size
-            done = 64 // size
-            source, source_step = target - 64, size  # what has just been written, again and again
-        while (length - done) * size >= 64:
-            move_line(source, target)
-            source += 64
-            target += 64
-            done += 64 // size
-    for _ in range(done, length):
-        move(fmt, source, target)
-        source += source_step
-        target += target_step
+    end = target + length * size
+    if target_step != size or source_step not in (0, size) or end - target < 64:
+        for _ in range(length):
+            move(fmt, source, target)
+            source += source_step
+            target += target_step
+        return
+    step = 64 if source_step else 0
+    if step == 0:
+        for there in range(target, target + 64, size):
+            move(fmt, source, there)
+        source = target  # a line of it, for all others
+    while target + 64 <= end:
+        move_line(source, target)
+        source += step
+        target += 64
+    if target < end:  # the last line covers some elements again
+        back = target + 64 - end
+        move_line(source - (back if step else 0), target - back)
 
 
 @jit.inlined
