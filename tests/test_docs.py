@@ -15,6 +15,8 @@ def name(page):
     return str(page.relative_to(ROOT))
 
 
+# Torch says so of itself when it loads inductor.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_python_blocks_run(page):
     """In one namespace, as a reader would. A block that needs a GPU says so: ```python cuda."""
