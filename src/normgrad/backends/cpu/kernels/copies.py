@@ -48,46 +48,52 @@ def move_run(fmt, source, source_step, target, target_step, length):
 
 
 @jit.inlined
-def run_start(params, copy, run, axes):
-    """How far from the start a run lies in the source and in the target, by its outer axes."""
-    source = 0
-    target = 0
+def runs(params, copy, index):
+    """The first run of a task, and the one behind its last."""
+    first = index * params[copy + slots.COPY_RUNS_PER_TASK]
+    last = first + params[copy + slots.COPY_RUNS_PER_TASK]
+    return first, min(last, params[copy + slots.COPY_RUNS])
+
+
+@jit.inlined
+def run_at(params, addresses, workspace, copy, run, axes):
+    """Where a run is read and written, and its length: some of the last axis, one of the outer."""
+    inner = copy + slots.COPY_AXES + 3 * (params[copy + slots.COPY_RANK] - 1)
+    length, piece = params[inner], params[copy + slots.COPY_PIECE]
+    pieces = -(-length // piece)
+    rest = run // pieces
+    begin = (run - rest * pieces) * piece
+    source = place(params, addresses, workspace, copy + slots.COPY_FROM)
+    target = place(params, addresses, workspace, copy + slots.COPY_TO)
+    source += begin * params[inner + 1]
+    target += begin * params[inner + 2]
     for back in range(axes):
         axis = copy + slots.COPY_AXES + 3 * (axes - 1 - back)
         size = params[axis]
-        rest = run // size
-        here = run - rest * size
-        run = rest
+        here = rest % size
+        rest = rest // size
         source += here * params[axis + 1]
         target += here * params[axis + 2]
-    return source, target
+    return source, target, min(piece, length - begin)
 
 
 def copies():
     """The task that copies some runs of a description in the parameter block."""
 
     def copies_task(params, addresses, workspace, copy, index, after):
-        rank = params[copy + slots.COPY_RANK]
-        per_task = params[copy + slots.COPY_RUNS_PER_TASK]
-        piece = params[copy + slots.COPY_PIECE]
-        first = index * per_task
-        start = place(params, addresses, workspace, copy + slots.COPY_FROM)
-        end = place(params, addresses, workspace, copy + slots.COPY_TO)
-        inner = copy + slots.COPY_AXES + 3 * (rank - 1)
-        length = params[inner]
-        pieces = -(-length // piece)
-        for run in range(first, min(first + per_task, params[copy + slots.COPY_RUNS])):
-            rest = run // pieces
-            begin = (run - rest * pieces) * piece
-            source, target = run_start(params, copy, rest, rank - 1)
+        axes = params[copy + slots.COPY_RANK] - 1
+        inner = copy + slots.COPY_AXES + 3 * axes
+        first, last = runs(params, copy, index)
+        for run in range(first, last):
+            source, target, length = run_at(params, addresses, workspace, copy, run, axes)
             copy_run(
-                start + source + begin * params[inner + 1],
+                source,
                 params[inner + 1],
                 params[copy + slots.COPY_FROM_CODE],
-                end + target + begin * params[inner + 2],
+                target,
                 params[inner + 2],
                 params[copy + slots.COPY_TO_CODE],
-                min(piece, length - begin),
+                length,
             )
         return 0
 
@@ -129,29 +135,21 @@ def transposes(fmt):
     """
 
     def transposes_task(params, addresses, workspace, copy, index, after):
-        rank = params[copy + slots.COPY_RANK]
-        per_task = params[copy + slots.COPY_RUNS_PER_TASK]
-        piece = params[copy + slots.COPY_PIECE]
-        first = index * per_task
-        start = place(params, addresses, workspace, copy + slots.COPY_FROM)
-        end = place(params, addresses, workspace, copy + slots.COPY_TO)
-        inner = copy + slots.COPY_AXES + 3 * (rank - 1)
-        length = params[inner]
-        pieces = -(-length // piece)
-        for run in range(first, min(first + per_task, params[copy + slots.COPY_RUNS])):
-            rest = run // pieces
-            begin = (run - rest * pieces) * piece
-            source, target = run_start(params, copy, rest, rank - 2)
+        axes = params[copy + slots.COPY_RANK] - 2
+        other = copy + slots.COPY_AXES + 3 * axes
+        first, last = runs(params, copy, index)
+        for run in range(first, last):
+            source, target, length = run_at(params, addresses, workspace, copy, run, axes)
             transpose_run(
                 fmt,
-                start + source + begin * params[inner + 1],
-                params[inner - 2],
-                params[inner + 1],
-                end + target + begin * params[inner + 2],
-                params[inner - 1],
-                params[inner + 2],
-                params[inner - 3],
-                min(piece, length - begin),
+                source,
+                params[other + 1],
+                params[other + 4],
+                target,
+                params[other + 2],
+                params[other + 5],
+                params[other],
+                length,
             )
         return 0
 
