@@ -97,6 +97,26 @@ def test_frozen_parameters_and_none():
     _assert_close(got, want)
 
 
+class Shift(nn.Module):
+    """A bias and no weight: what type has its gradient?"""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        return nn.functional.layer_norm(x, (8,), None, self.bias)
+
+
+def test_what_is_not_ours_stays_inductors():
+    model, x = Shift(), torch.randn(5, 8)
+    want = _step(copy.deepcopy(model), x)
+    with ours.enable(compiled=True):
+        got, called = _compiled(model, x)
+    assert called == [set(), set()]
+    _assert_close(got, want)
+
+
 def test_batch_norm_by_running_statistics():
     model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4)).eval()
     model[1].running_mean.normal_()

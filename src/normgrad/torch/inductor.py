@@ -94,73 +94,27 @@ def _wide_data(x: Tensor) -> Tensor:
     return data
 
 
-def _batch_norm_backward(
-    torchs: _Rule,
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor | None,
-    training: bool,
-    eps: float,
-    mask: Sequence[bool],
-) -> Any:
-    statistics = (running_mean, running_var, mean, rstd)
-    if not _ours(x, weight, mask):
-        return torchs(dy, x, weight, *statistics, training, eps, mask)
-    return torch.ops.normgrad.batch_norm_backward(dy, x, weight, *statistics, training, eps, mask)
-
-
-def _layer_norm_backward(
-    torchs: _Rule,
-    dy: Tensor,
-    x: Tensor,
-    shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mask: Sequence[bool],
-) -> Any:
-    if not _ours(x, weight, mask):
-        return torchs(dy, x, shape, mean, rstd, weight, bias, mask)
-    return torch.ops.normgrad.layer_norm_backward(dy, x, shape, mean, rstd, weight, bias, mask)
-
-
-def _group_norm_backward(
-    torchs: _Rule,
-    dy: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    samples: int,
-    channels: int,
-    positions: int,
-    groups: int,
-    mask: Sequence[bool],
-) -> Any:
-    if not _ours(x, weight, mask):
-        return torchs(dy, x, mean, rstd, weight, samples, channels, positions, groups, mask)
-    return torch.ops.normgrad.group_norm_backward(dy, x, mean, rstd, weight, groups, mask)
-
-
-def _ours(x: Tensor, weight: Tensor | None, mask: Sequence[bool]) -> bool:
-    """Whether we take a call, whose gradients of parameters have the weight's type."""
-    return (
-        x.device.type in {"cpu", "cuda"}
-        and 2 <= x.dim() <= MAX_RANK
-        and (weight is not None or not any(mask[1:]))
-    )
-
-
-_BACKWARD: Final[dict[Any, _Rule]] = {
-    _aten.native_batch_norm_backward.default: _batch_norm_backward,
-    _aten.native_layer_norm_backward.default: _layer_norm_backward,
-    _aten.native_group_norm_backward.default: _group_norm_backward,
+# Our operator for torch's, which of torch's arguments it takes, and which of them is the weight.
+_BACKWARD: Final[dict[Any, tuple[str, Sequence[int], int]]] = {
+    _aten.native_batch_norm_backward.default: ("batch_norm_backward", range(10), 2),
+    _aten.native_layer_norm_backward.default: ("layer_norm_backward", range(8), 5),
+    # Without its sizes, which x has.
+    _aten.native_group_norm_backward.default: ("group_norm_backward", (0, 1, 2, 3, 4, 8, 9), 4),
 }
+
+
+def _rule(torchs: _Rule, name: str, taken: Sequence[int], weight: int) -> _Rule:
+    """A call of our operator where that takes the case, else what torch makes of its own."""
+    ours = getattr(torch.ops.normgrad, name)
+
+    def rule(*args: Any) -> Any:
+        x, mask = args[1], args[-1]
+        typed = args[weight] is not None or not any(mask[1:])  # gradients of parameters
+        if not typed or x.device.type not in {"cpu", "cuda"} or not 2 <= x.dim() <= MAX_RANK:
+            return torchs(*args)
+        return ours(*(args[place] for place in taken))
+
+    return rule
 
 
 def _tables() -> list[dict[Any, _Rule]]:
@@ -189,15 +143,11 @@ def take_over() -> None:
     if _replaced:
         return
     for table in _tables():
-        for op, rule in _BACKWARD.items():
+        for op, ours in _BACKWARD.items():
             torchs = table[op]
             _replaced.append((table, op, torchs))
-            table[op] = _bound(rule, torchs)
+            table[op] = _rule(torchs, *ours)
     torch.compiler.config.cache_key_tag += _TAG
-
-
-def _bound(rule: _Rule, torchs: _Rule) -> _Rule:
-    return lambda *args: rule(torchs, *args)
 
 
 def give_back() -> None:
