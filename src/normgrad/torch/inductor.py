@@ -144,9 +144,10 @@ def take_over() -> None:
         return
     for table in _tables():
         for op, ours in _BACKWARD.items():
-            torchs = table[op]
-            _replaced.append((table, op, torchs))
-            table[op] = _rule(torchs, *ours)
+            torchs = table.get(op)
+            if torchs is not None:  # else it stays a call, which `override` answers
+                _replaced.append((table, op, torchs))
+                table[op] = _rule(torchs, *ours)
     torch.compiler.config.cache_key_tag += _TAG
 
 
