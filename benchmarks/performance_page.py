@@ -283,7 +283,7 @@ def cpu() -> Iterator[str]:
     yield ""
     yield (
         f"The same kernels on two cores of a newer EPYC (Zen 5), {newer.settings['started']} "
-        "(`benchmarks/results/cpu-zen5.json`; the row that is slower, by a thousandth, is batch "
+        "(`benchmarks/results/cpu-zen5.json`; the row that is slower, by .06 %, is batch "
         "norm 16x16x8x48 in float32). Two runs around it, the second one passive, gave 1.85 and "
         "2.23 in float32, 3.39 and 3.47, 3.50 and 3.66 in 16 bits, and no row slower:"
     )

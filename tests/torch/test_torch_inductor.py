@@ -19,6 +19,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's
 BACKWARD = {"resnet": "batch_norm", "unet": "group_norm", "transformer": "layer_norm"}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_from_disk():
+    """Programs that another version of ours compiled would be taken for those of this one."""
+    from torch._functorch import config as graphs
+    from torch._inductor import config as programs
+
+    with graphs.patch(enable_autograd_cache=False), programs.patch(fx_graph_cache=False):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _fresh():
     torch.compiler.reset()
@@ -63,20 +73,30 @@ def test_our_modules(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_torchs_modules(name):
-    """With and without us, from one cache of compiled programs."""
     torch.manual_seed(3)
     example = make(name)
     x = torch.randn(example.shape)
     want = _step(copy.deepcopy(example.model), x)
     with ours.enable(compiled=True):
-        got, called = _compiled(copy.deepcopy(example.model), x)
+        got, called = _compiled(example.model, x)
     assert called == [set(), {f"normgrad.{BACKWARD[name]}_backward"}]
     _assert_close(got, want)
-    torch.compiler.reset()
-    with ours.enable():
-        got, called = _compiled(copy.deepcopy(example.model), x)
-    assert called == [set(), set()]
-    _assert_close(got, want)
+
+
+def test_programs_on_disk_are_told_apart(tmp_path, monkeypatch):
+    from torch._functorch import config as graphs
+    from torch._inductor import config as programs
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), torch.randn(5, 4)
+    with graphs.patch(enable_autograd_cache=True), programs.patch(fx_graph_cache=True):
+        for options, wanted in (
+            ({"compiled": True}, [set(), {"normgrad.layer_norm_backward"}]),
+            ({}, [set(), set()]),
+        ):
+            torch.compiler.reset()
+            with ours.enable(**options):
+                assert _compiled(copy.deepcopy(model), x)[1] == wanted
 
 
 def test_frozen_parameters_and_none():

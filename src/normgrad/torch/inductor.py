@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from normgrad import __version__
 from normgrad.torch.forward import Normalized, group_format, normalize_batch
 from normgrad.torch.library import Tensor, memory_format, wide
 from normgrad.validate import MAX_RANK
@@ -23,7 +24,7 @@ from normgrad.validate import MAX_RANK
 _aten: Final = torch.ops.aten
 _Rule = Callable[..., Any]
 # Compiled programs are kept on disk by what they were made from, of which tables are no part.
-_TAG: Final = "+normgrad"
+_TAG: Final = f"+normgrad-{__version__}"
 _replaced: Final[list[tuple[dict[Any, _Rule], Any, _Rule]]] = []
 
 
