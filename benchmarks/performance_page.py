@@ -1,10 +1,11 @@
-"""Writes docs/performance.md from the runs kept in benchmarks/results.
+"""Writes docs/explanation/measurements.md from the runs kept in benchmarks/results.
 
     python benchmarks/performance_page.py
 
 Every figure of the page is one that a run printed; rows that fall short are shown like the others.
 """
 
+import json
 import math
 import statistics
 from collections.abc import Iterator
@@ -15,19 +16,19 @@ from normgrad.bench.suites import sizes_text, suite
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "docs" / "explanation" / "measurements.md"
 # Least share of the three-stream floor at 64 MB and more, by operator and layout: the goals.
 GOALS = {
-    ("batch_norm_elemt", "contiguous"): 0.92,
-    ("batch_norm_elemt", "channels-last"): 0.92,
-    ("layer_norm", "contiguous"): 0.88,
-    ("batch_norm", "contiguous"): 0.85,
-    ("batch_norm", "channels-last"): 0.80,
-    ("group_norm", "contiguous"): 0.85,
-    ("group_norm", "channels-last"): 0.75,
+    ("batch_norm_elemt_backward", "contiguous"): 0.92,
+    ("batch_norm_elemt_backward", "channels-last"): 0.92,
+    ("layer_norm_backward", "contiguous"): 0.88,
+    ("batch_norm_backward", "contiguous"): 0.85,
+    ("batch_norm_backward", "channels-last"): 0.80,
+    ("group_norm_backward", "contiguous"): 0.85,
+    ("group_norm_backward", "channels-last"): 0.75,
 }
-# Bytes that an H200 can keep: tiles of 384 KB on each multiprocessor (docs/kernels.md), and at
-# the very best all of its L2 cache.
+# Bytes an H200 can keep: tiles of 384 KB on each multiprocessor (docs/contributors/gpu.md), at
+# the very best all of its L2 cache too.
 ON_CHIP = 132 * 384 * 1024 + 60_000_000
 PEERS = ("torch", "compile", "liger", "flaggems", "cudnn")
 
@@ -39,7 +40,7 @@ def main() -> None:
 
 def page() -> str:
     """All of it."""
-    return "\n".join([*h200(), "", *cpu(), ""])
+    return "\n".join([*h200(), "", *forward("h200"), *cpu(), "", *forward("cpu"), *one_thread()])
 
 
 def share(row: Row) -> float:
@@ -59,7 +60,7 @@ def h200() -> Iterator[str]:
     rows, packages = run.rows, run.environment["packages"]
     wrong = sum(not row.verified for row in rows)
     copies = [part["copy_gbps"] for part in run.settings["runs"]]
-    yield "# Performance"
+    yield "# All measurements"
     yield "## On an NVIDIA H200"
     yield (
         "`normgrad bench --backend cuda --suite h200`, one operator after another from "
@@ -92,6 +93,77 @@ def h200() -> Iterator[str]:
     yield from table(rows, known)
     yield ""
     yield from odd_planes()
+
+
+def forward(machine: str) -> Iterator[str]:
+    """Forward passes, and RMS norm both ways: a run of their own, once there is one."""
+    kept = RESULTS / f"{machine}-forward.json"
+    if not kept.exists():
+        return
+    run = read_json(kept)
+    packages = run.environment["packages"]
+    gpu = machine == "h200"
+    yield "### Forward passes and RMS norm" + (", NVIDIA H200" if gpu else ", two cores of a CPU")
+    yield (
+        f"`normgrad bench --suite forward --backend {'cuda' if gpu else 'cpu'}`, "
+        f"{run.settings['started']}, {run.environment['gpu' if gpu else 'cpu']}, torch "
+        f"{packages['torch']}, copy {run.copy_gbps:.0f} GB/s. *Share*: of what the copy speed "
+        "allows for reading x and writing y once (RMS norm backward: reading x and dy, writing "
+        "dx). Baselines: their time over ours, both allocating."
+    )
+    yield ""
+    yield "| type | " + " | ".join(f"over {peer}" for peer in PEERS if _took_part(run, peer)) + " |"
+    yield "|" + "---|" * (1 + sum(_took_part(run, peer) for peer in PEERS))
+    for dtype in dict.fromkeys(row.dtype for row in run.rows):
+        cells = [dtype]
+        for peer in PEERS:
+            if _took_part(run, peer):
+                rows = [row for row in run.rows if row.dtype == dtype]
+                ratios = [one for row in rows if (one := row.speedup(peer, wrong_too=True))]
+                slower = sum(one < 1 for one in ratios)
+                mean = geometric_mean(ratios) if ratios else math.nan
+                cells.append(f"{mean:.2f} in {len(ratios)} rows, {slower} of them below 1")
+        yield "| " + " | ".join(cells) + " |"
+    yield ""
+    yield from table(run.rows)
+    yield ""
+
+
+def one_thread() -> Iterator[str]:
+    """Forward passes on a busy machine: time of the processor, on one thread."""
+    run = json.loads((RESULTS / "cpu-forward-one-thread.json").read_text(encoding="utf-8"))
+    packages = run["environment"]["packages"]
+    yield "### Forward passes and RMS norm, one thread of a CPU"
+    yield (
+        f"`benchmarks/forward_one_thread.py`, {run['date']}, {run['environment']['cpu']}, torch "
+        f"{packages['torch']}. The machine was busy with other work, so this is the time of the "
+        "processor, in ms, on one thread each; both make their results. *ratio*: torch's time over "
+        "ours; under 1 torch is faster. Torch has no operator for RMS norm's backward pass on the "
+        "CPU: it is autograd's. No run of forward passes on two threads nor on an H200 is kept yet."
+    )
+    yield ""
+    for kind in ("float32", "bfloat16", "float16"):
+        ratios = [
+            torchs / ours
+            for op, _, dtype, _, ours, torchs in run["rows"]
+            if dtype == kind and not op.startswith("rms")
+        ]
+        slower = sum(one < 1 for one in ratios)
+        yield (
+            f"- {kind}: {geometric_mean(ratios):.2f} times torch without RMS norm, geometric mean "
+            f"of {len(ratios)} rows, {slower} of them slower than torch"
+        )
+    yield ""
+    yield "| op | shape | type | layout | ours | torch | ratio |"
+    yield "|" + "---|" * 7
+    for op, shape, dtype, layout, ours, torchs in run["rows"]:
+        cells = (op, shape, dtype, layout, f"{ours:.3f}", f"{torchs:.3f}", f"{torchs / ours:.2f}")
+        yield "| " + " | ".join(cells) + " |"
+    yield ""
+
+
+def _took_part(run: Record, peer: str) -> bool:
+    return any(row.peer_ms(peer, wrong_too=True) for row in run.rows)
 
 
 def odd_planes() -> Iterator[str]:
@@ -136,7 +208,9 @@ def middle(rows: list[Row], before: dict[str, Row]) -> str:
     torchs = statistics.median(filter(None, shares))
     text = f"In the middle of {len(rows)} rows ours is {ours:.0%}, torch's {torchs:.0%}."
     measured = {row.key for row in rows}
-    left = [one.name for one in suite("h200", "cuda") if Row.of(one, "cuda").key not in measured]
+    known = {row.op for row in rows}  # an operator that came later has a run of its own
+    asked = [one for one in suite("h200", "cuda") if one.case.op in known]
+    left = [one.name for one in asked if Row.of(one, "cuda").key not in measured]
     return text + (f" Time ran out before {len(left)}: {', '.join(left)}." if left else "")
 
 
@@ -196,7 +270,7 @@ def goals(listed: list[Row]) -> Iterator[str]:
         for row in listed
         if row.layout == "channels-last"
         and row.megabytes >= 64
-        and row.op in ("batch_norm", "group_norm")
+        and row.op in ("batch_norm_backward", "group_norm_backward")
         and reach(row) < GOALS[row.op, row.layout]
     ]
     most = ", ".join(f"{row.op} {sizes(row)} {row.dtype} {reach(row):.0%}" for row in beyond)
@@ -251,7 +325,8 @@ def cpu() -> Iterator[str]:
         "runs. *share*: of three streams at the best of these; *then*: at the speed of ten copies "
         "directly before and after the row. *ms*: `out=` given; *both allocate*: ours and torch's "
         "time, each with new results (ours of 16 MB and more in memory that earlier ones left, see "
-        "[the CPU backend](cpu.md)); `!`: torch's result was outside 16 times the budget."
+        "[the CPU backend](../contributors/cpu.md)); `!`: torch's result was outside 16 times the "
+        "budget."
     )
     yield ""
     yield from summary(run)

@@ -101,7 +101,7 @@ def run_call(op: str, shape: str, dtype: str, layout: str) -> None:
     import torch
 
     from normgrad.bench import contender, problems, suites
-    from normgrad.spec import Op
+    from normgrad.core.spec import Op
 
     layouts = [one for one in suites.LAYOUTS if one == layout]
     (workload,) = suites.rows(Op(op), shape, (dtype,), layouts)

@@ -1,20 +1,26 @@
-"""Time of a training step of the example models: torch as it is, and with ``enable()``.
+"""Time of a training step: torch as it is, and with ``enable()``.
 
     PYTHONPATH=src python3 benchmarks/train_step.py --device cuda --json steps.json
+    PYTHONPATH=src python3 benchmarks/train_step.py --models resnet50 llama --convert
 
-A step is forward, backward and optimizer. Both sides run the same model on the same data and take
-turns, so that a slow moment of the machine hits both. A turn is a step that does not count, since
+The models are those of the examples, and those that users know (``known_models.py``). A step is
+forward, backward and optimizer. Both sides run the same model on the same data and take turns, so
+that a slow moment of the machine hits both. A turn is a step that does not count, since
 ``enable()`` has just changed torch's tables, and some that do. Reported are the median and the
 best: the latter is what a busy machine disturbs least. Before anything is timed the gradients of
-both are compared.
+both are compared; after it, the losses of some steps from the same start, beside those of torch
+with weights that were a rounding error away: curves that lie on top of each other.
 
-On CUDA each step runs a second time as a captured graph, where the host has no part in it: that
-tells what the kernels gain from what Python costs. And a third time, also captured, with the model
-compiled by ``torch.compile``: with ``enable(compiled=True)`` against without.
+On CUDA times are those between two events; besides, the time that kernels ran, from a profile. Each
+step runs a second time as a captured graph, where the host has no part in it: that tells what the
+kernels gain from what Python costs. And a third time, also captured, with the model compiled by
+``torch.compile``: with ``enable(compiled=True)`` against without. On the CPU the compiled step is
+not captured. ``--convert`` converts our side's model besides, for norms written in Python.
 """
 
 import argparse
 import contextlib
+import copy
 import datetime
 import functools
 import json
@@ -35,10 +41,14 @@ from normgrad.cli.env import environment
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import example_models
+import known_models
 
 _WARM = 3  # steps before the first turn
 _TURN = 4  # timed steps of a turn
-MODES = ("eager", "captured", "compiled")  # the last is captured too
+_RATE = 1e-3
+MODES = ("eager", "captured", "compiled")  # the last is captured too, on CUDA
+NAMES = (*example_models.NAMES, *known_models.NAMES)
+_NO_IMAGES = ("transformer", "llama", "gpt2")
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,8 @@ class Setting:
     precision: str
     channels_last: bool
     mode: str  # one of MODES
+    convert: bool = False
+    backend: str | None = None  # which then takes small calls too
 
 
 @dataclass(frozen=True)
@@ -66,54 +78,89 @@ class Row:
     torch_best_ms: float
     normgrad_best_ms: float
     best_gain: float
-    ours: int  # backward calls that we took, per step
+    ours: int  # calls that we took, forward and backward, per step
     torchs: int  # those that went to torch
     difference: float  # of the gradients, relative to their size
     reasons: list[str]
+    convert: bool
+    torch_gpu_ms: float | None  # that kernels ran
+    normgrad_gpu_ms: float | None
+    torch_losses: list[float]  # of the first steps
+    normgrad_losses: list[float]
+    losses_apart: float  # at most, relative to torch's
+    losses_of_rounding: float  # the same of torch with weights a rounding error away
 
 
-def settings(device: str, modes: Sequence[str], models: Sequence[str]) -> list[Setting]:
+def settings(
+    device: str,
+    modes: Sequence[str],
+    models: Sequence[str],
+    convert: bool = False,
+    backend: str | None = None,
+) -> list[Setting]:
     """Every model; images also channels-last; on CUDA also in bfloat16 autocast."""
     precisions = ("bf16 autocast", "float32") if device == "cuda" else ("float32",)
     return [
-        Setting(model, precision, channels_last, mode)
+        Setting(model, precision, channels_last, mode, convert, backend)
         for mode in modes
         for model in models
         for precision in precisions
-        for channels_last in ((False, True) if model != "transformer" else (False,))
+        for channels_last in ((False,) if model in _NO_IMAGES else (False, True))
     ]
+
+
+def make(name: str, size: str) -> example_models.Example:
+    """A model of either file."""
+    known = name in known_models.NAMES
+    return known_models.make(name, size) if known else example_models.make(name, size)
 
 
 class Trainer:
     """A model, its data and its optimizer on a device."""
 
-    def __init__(self, setting: Setting, device: str) -> None:
+    def __init__(self, setting: Setting, device: str, size: str, *, ours: bool = False) -> None:
         torch.manual_seed(0)
-        example = example_models.make(setting.model, device)
-        self.shape = example.shape
+        self.example = make(setting.model, size)
         self.autocast = setting.precision == "bf16 autocast"
         self.device = device
-        self.model = example.model.to(device)
-        self.x = torch.randn(example.shape, device=device)
+        self.model = self.example.model.to(device)
+        self.x, self.target = self.example.data(device)
         if setting.channels_last:
             # torch's types lack what its documentation has.
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.x = self.x.contiguous(memory_format=torch.channels_last)
-        self.target = torch.randint(0, 10, example.shape[:1], device=device)
+        if ours and setting.convert:
+            normgrad.torch.convert(self.model)
         self.run: Callable[[torch.Tensor], torch.Tensor] = self.model
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=_RATE, momentum=0.9)
 
-    def gradients(self) -> None:
-        """Forward and backward."""
+    def gradients(self) -> torch.Tensor:
+        """Forward and backward; the loss."""
         self.optimizer.zero_grad()
         with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
-            scores = self.run(self.x)
-        torch.nn.functional.cross_entropy(scores.float(), self.target).backward()
+            told = self.run(self.x)
+        loss = self.example.loss(told, self.target)
+        loss.backward()
+        return loss.detach()
 
     def step(self) -> None:
         """A whole training step."""
         self.gradients()
         self.optimizer.step()
+
+    def losses(self, steps: int) -> list[float]:
+        """Of some steps."""
+        found = []
+        for _ in range(steps):
+            found.append(self.gradients())
+            self.optimizer.step()
+        return [one.item() for one in found]
+
+    def disturb(self) -> None:
+        """Move every weight by a rounding error."""
+        with torch.no_grad():
+            for one in self.model.parameters():
+                one.mul_(1 + torch.finfo(one.dtype).eps * torch.randn_like(one))
 
     def compile(self) -> None:
         """Compile the model anew, whatever was compiled of its kind before."""
@@ -134,22 +181,33 @@ class Trainer:
 
         return replay
 
-    def difference(self, compiled: bool) -> float:
-        """Distance between torch's gradients and ours, relative to their length.
+    def difference(
+        self,
+        other: "Trainer",
+        disturbed: "Trainer",
+        enabled: Callable[[], contextlib.AbstractContextManager[object]],
+        compiled: bool,
+    ) -> float:
+        """Distance between torch's gradients and the other's, ours, relative to their length.
 
-        Ends the program if it is too large: for a compiled model larger than that between torch
-        and torch compiled, where convolutions of 16 bits and TF32 are others too.
+        Ends the program if it is too large: beside that of torch with disturbed weights; for a
+        compiled model larger than that between torch and torch compiled, where convolutions of 16
+        bits and TF32 are others too.
         """
+        all_three = (self, other, disturbed)
+        starts = [copy.deepcopy(one.model.state_dict()) for one in all_three]
         self.gradients()
         torchs = self._copied()
-        bound = 0.05 if self.autocast else 1e-3
+        bound = (0.05 if self.autocast else 1e-3) + 10 * disturbed._distance(torchs)
         if compiled:
             self.compile()
             bound += 1.5 * self._distance(torchs)
-        with normgrad.torch.enable(compiled=compiled):
+        with enabled():
             if compiled:
-                self.compile()
-            found = self._distance(torchs)
+                other.compile()
+            found = other._distance(torchs)
+        for one, start in zip(all_three, starts, strict=True):  # running statistics too
+            one.model.load_state_dict(start)
         if not found < bound:
             msg = f"gradients differ by {found:.3g} of their size (bound {bound:.3g})"
             raise SystemExit(msg)
@@ -165,7 +223,7 @@ class Trainer:
         return float((distance / length).sqrt())
 
     def _copied(self) -> list[torch.Tensor]:
-        """The gradients; every parameter of these models has one."""
+        """The gradients; no step leaves one of these out that another has."""
         found = [parameter.grad for parameter in self.model.parameters()]
         return [one.clone() for one in found if one is not None]
 
@@ -190,41 +248,69 @@ def clock(device: str) -> Callable[[Callable[[], None]], float]:
     return on_cuda if device == "cuda" else on_cpu
 
 
-def measure(setting: Setting, device: str, rounds: int) -> Row:
+def gpu_ms(step: Callable[[], None], device: str) -> float | None:
+    """Milliseconds in which kernels ran, of a step; None on the CPU."""
+    if device == "cpu":
+        return None
+    kinds = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
+        for _ in range(_TURN):
+            step()
+        torch.cuda.synchronize()
+    busy = sum(one.self_device_time_total for one in profile.key_averages())
+    return float(busy) / 1e3 / _TURN
+
+
+def apart(losses: Sequence[float], torchs: Sequence[float]) -> float:
+    """The greatest distance between two curves, relative to the second."""
+    return max(abs(one - other) / abs(other) for one, other in zip(losses, torchs, strict=True))
+
+
+def measure(setting: Setting, device: str, rounds: int, size: str, steps: int) -> Row:
     """Check, warm up, then time both sides in turn."""
-    trainer = Trainer(setting, device)
-    normgrad.torch.report(reset=True)
     compiled = setting.mode == "compiled"
-    difference = trainer.difference(compiled)
-    calls = normgrad.torch.report(reset=True)  # of one step
-    timer = clock(device)
     sides: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
         "torch": contextlib.nullcontext,
-        "normgrad": functools.partial(normgrad.torch.enable, compiled=compiled),
+        "normgrad": functools.partial(
+            normgrad.torch.enable, compiled=compiled, backend=setting.backend
+        ),
     }
+    trainers = {
+        name: Trainer(setting, device, size, ours=name == "normgrad")
+        for name in (*sides, "disturbed")
+    }
+    disturbed = trainers.pop("disturbed")
+    disturbed.disturb()
+    normgrad.torch.report(reset=True)
+    others = (trainers["normgrad"], disturbed)
+    difference = trainers["torch"].difference(*others, sides["normgrad"], compiled)
+    calls = normgrad.torch.report(reset=True)  # of one step
+    losses = {"disturbed": disturbed.losses(steps)}
+    shape = tuple(disturbed.example.shape)
+    del disturbed, others
+    timer = clock(device)
     times: dict[str, list[float]] = {name: [] for name in sides}
-    steps: dict[str, Callable[[], None]] = {}
+    turns: dict[str, Callable[[], None]] = {}
+    busy: dict[str, float | None] = {}
     for name, side in sides.items():
+        trainer = trainers.pop(name)
         with side():
-            if setting.mode == "eager":
-                for _ in range(_WARM):
-                    trainer.step()
-                steps[name] = trainer.step
-            else:
-                own = Trainer(setting, device)
-                if compiled:
-                    own.compile()
-                steps[name] = own.capture()
+            if compiled:
+                trainer.compile()
+            losses[name] = trainer.losses(steps)
+            captured = device == "cuda" and setting.mode != "eager"
+            turns[name] = trainer.capture() if captured else trainer.step
+            busy[name] = gpu_ms(turns[name], device)
     for _ in range(-(-rounds // _TURN)):
         for name, side in sides.items():
             with side():
-                taken = [timer(steps[name]) for _ in range(1 + _TURN)]
+                taken = [timer(turns[name]) for _ in range(1 + _TURN)]
             times[name] += taken[1:]
     medians = {name: statistics.median(values) for name, values in times.items()}
     best = {name: min(values) for name, values in times.items()}
     return Row(
         setting.model,
-        tuple(trainer.shape),
+        shape,
         setting.precision,
         setting.channels_last,
         setting.mode,
@@ -238,7 +324,18 @@ def measure(setting: Setting, device: str, rounds: int) -> Row:
         calls.calls("torch"),
         difference,
         sorted({row.reason for row in calls if row.reason}),
+        setting.convert,
+        busy["torch"],
+        busy["normgrad"],
+        losses["torch"],
+        losses["normgrad"],
+        apart(losses["normgrad"], losses["torch"]),
+        apart(losses["disturbed"], losses["torch"]),
     )
+
+
+def _gpu(row: Row) -> tuple[float | None, float | None]:
+    return row.torch_gpu_ms, row.normgrad_gpu_ms
 
 
 def written(rows: list[Row], args: argparse.Namespace, name: str) -> None:
@@ -261,27 +358,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="timed steps for each side")
     parser.add_argument("--threads", type=int, help="of torch and of ours, on the CPU")
     parser.add_argument("--modes", nargs="+", choices=MODES, help="all on CUDA, eager on the CPU")
-    names = example_models.NAMES
-    parser.add_argument("--models", nargs="+", choices=names, default=names)
+    parser.add_argument("--models", nargs="+", choices=NAMES, default=example_models.NAMES)
+    parser.add_argument("--size", choices=("tiny", "cpu", "cuda"), help="the device's by default")
+    parser.add_argument("--steps", type=int, default=20, help="whose losses are compared")
+    parser.add_argument("--backend", help="takes all calls, small ones too")
+    parser.add_argument("--convert", action="store_true", help="our side's model besides")
     parser.add_argument("--json", type=Path, help="write every row to a file")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
         os.environ["NORMGRAD_NUM_THREADS"] = str(args.threads)
     modes = args.modes or (MODES if args.device == "cuda" else MODES[:1])
-    if args.device == "cpu" and set(modes) != {"eager"}:
-        parser.error("the other modes capture graphs, which needs --device cuda")
+    if args.device == "cpu" and "captured" in modes:
+        parser.error("graphs are captured on --device cuda")
     name = torch.cuda.get_device_name() if args.device == "cuda" else environment()["cpu"]
     measured = []
-    for setting in terminal.progress(settings(args.device, modes, args.models), "training"):
-        measured.append(measure(setting, args.device, args.rounds))
+    asked = settings(args.device, modes, args.models, args.convert, args.backend)
+    for setting in terminal.progress(asked, "training"):
+        size = args.size or args.device
+        measured.append(measure(setting, args.device, args.rounds, size, args.steps))
         if args.json:
             written(measured, args, str(name))
     terminal.table(
         f"training step on {name}, torch {torch.__version__}, median of {args.rounds}",
         (
             *("model", "precision", "channels-last", "mode", "torch ms", "ours ms", "gain"),
-            *("best of torch", "best of ours", "gain", "calls", "to torch"),
+            *("best of torch", "best of ours", "gain", "GPU of torch", "GPU of ours"),
+            *("calls", "to torch", "losses apart", "of rounding"),
         ),
         [
             (
@@ -295,8 +398,11 @@ def main() -> None:
                 f"{row.torch_best_ms:.2f}",
                 f"{row.normgrad_best_ms:.2f}",
                 f"{row.best_gain:.2f}",
+                *("-" if one is None else f"{one:.2f}" for one in _gpu(row)),
                 str(row.ours),
                 str(row.torchs),
+                f"{row.losses_apart:.1e}",
+                f"{row.losses_of_rounding:.1e}",
             )
             for row in measured
         ],

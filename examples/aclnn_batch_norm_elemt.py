@@ -9,6 +9,11 @@ def vector(*values: float) -> aclnn.aclTensor:
     return aclnn.tensor(np.array(values, np.float32))
 
 
+def must(status: int) -> None:
+    if status:
+        raise SystemExit(f"{status}: {aclnn.aclGetRecentErrMsg()}")
+
+
 def main() -> None:
     data = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
     grad_input = np.full_like(data, np.nan)
@@ -23,14 +28,12 @@ def main() -> None:
         vector(5, 5),  # counter: two ranks with 5 elements each
         aclnn.tensor(grad_input),
     )
-    if status == 0:
-        aclnn.aclrtSetDevice(0)
-        workspace = aclnn.aclrtMalloc(size)[1] if size else None
-        status = aclnn.aclnnBatchNormElemtBackward(workspace, size, executor, None)
-        if workspace:
-            aclnn.aclrtFree(workspace)
-    if status:
-        raise SystemExit(aclnn.aclGetRecentErrMsg())
+    must(status)
+    must(aclnn.aclrtSetDevice(0))
+    workspace = aclnn.aclrtMalloc(size)[1] if size else None
+    must(aclnn.aclnnBatchNormElemtBackward(workspace, size, executor, None))
+    if workspace:
+        must(aclnn.aclrtFree(workspace))
     print("grad_input", *grad_input.ravel())
 
 

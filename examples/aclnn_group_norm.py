@@ -5,6 +5,11 @@ import numpy as np
 from normgrad import aclnn
 
 
+def must(status: int) -> None:
+    if status:
+        raise SystemExit(f"{status}: {aclnn.aclGetRecentErrMsg()}")
+
+
 def main() -> None:
     data = np.arange(1, 25, dtype=np.float32).reshape(2, 3, 4)
     mean = np.array([[6.5], [18.5]], np.float32)
@@ -27,18 +32,16 @@ def main() -> None:
         aclnn.tensor(grad_gamma),
         aclnn.tensor(grad_beta),
     )
-    if status:
-        raise SystemExit(aclnn.aclGetRecentErrMsg())
-    aclnn.aclSetAclOpExecutorRepeatable(executor)
-    aclnn.aclrtSetDevice(0)
+    must(status)
+    must(aclnn.aclSetAclOpExecutorRepeatable(executor))
+    must(aclnn.aclrtSetDevice(0))
     workspace = aclnn.aclrtMalloc(size)[1] if size else None
     for _ in range(3):  # the arrays may hold other numbers each time
         grad_input[...], grad_gamma[...], grad_beta[...] = np.nan, np.nan, np.nan
-        if aclnn.aclnnGroupNormBackward(workspace, size, executor, None):
-            raise SystemExit(aclnn.aclGetRecentErrMsg())
-    aclnn.aclDestroyAclOpExecutor(executor)
+        must(aclnn.aclnnGroupNormBackward(workspace, size, executor, None))
+    must(aclnn.aclDestroyAclOpExecutor(executor))
     if workspace:
-        aclnn.aclrtFree(workspace)
+        must(aclnn.aclrtFree(workspace))
 
     print("largest grad_input below 1e-5:", bool(np.abs(grad_input).max() < 1e-5))
     print("grad_gamma", *(f"{value:.5f}" for value in grad_gamma))

@@ -5,6 +5,11 @@ import numpy as np
 from normgrad import aclnn
 
 
+def must(status: int) -> None:
+    if status:
+        raise SystemExit(f"{status}: {aclnn.aclGetRecentErrMsg()}")
+
+
 def main() -> None:
     x = np.array([[2, 3], [4, 5]], np.float32)
     mean, rstd = np.array([[2], [3]], np.float32), np.array([[4], [5]], np.float32)
@@ -29,13 +34,12 @@ def main() -> None:
     print(int(status), aclnn.aclGetRecentErrMsg())
 
     status, size, executor = stage_one(2)
-    aclnn.aclrtSetDevice(0)
+    must(status)
+    must(aclnn.aclrtSetDevice(0))
     workspace = aclnn.aclrtMalloc(size)[1] if size else None
-    status = status or aclnn.aclnnLayerNormBackward(workspace, size, executor, None)
+    must(aclnn.aclnnLayerNormBackward(workspace, size, executor, None))
     if workspace:
-        aclnn.aclrtFree(workspace)
-    if status:
-        raise SystemExit(aclnn.aclGetRecentErrMsg())
+        must(aclnn.aclrtFree(workspace))
     for name, values in zip(("grad_input", "grad_weight", "grad_bias"), outputs, strict=True):
         print(f"{name:11}", *values.ravel())
 

@@ -92,15 +92,34 @@ class Transformer(nn.Module):
 
 @dataclass(frozen=True)
 class Example:
-    """A model and the shape of its input."""
+    """A model, the shape of its input and what it tells of it."""
 
     model: nn.Module
     shape: tuple[int, ...]
+    tells: str = "classes"  # or "values", as many as it gets, or the next one of its "tokens"
+    classes: int = 10
 
     @property
     def images(self) -> bool:
         """Whether channels-last means anything."""
         return len(self.shape) == 4
+
+    def data(self, device: str = "cpu") -> tuple[Tensor, Tensor]:
+        """Random input, and what the model shall tell."""
+        if self.tells == "tokens":
+            tokens = torch.randint(0, self.classes, self.shape, device=device)
+            return tokens, tokens.roll(-1, 1)
+        x = torch.randn(self.shape, device=device)
+        if self.tells == "values":
+            return x, torch.randn(self.shape, device=device)
+        return x, torch.randint(0, self.classes, self.shape[:1], device=device)
+
+    def loss(self, told: Tensor, target: Tensor) -> Tensor:
+        """How far off it was."""
+        wide = told if told.dtype is torch.float64 else told.float()
+        if self.tells == "values":
+            return nn.functional.mse_loss(wide, target.to(wide.dtype))
+        return nn.functional.cross_entropy(wide.flatten(0, -2), target.flatten())
 
 
 def make(name: str, size: str = "tiny") -> Example:
@@ -130,3 +149,8 @@ def make(name: str, size: str = "tiny") -> Example:
 
 
 NAMES = ("resnet", "unet", "transformer")
+
+if __name__ == "__main__":
+    raise SystemExit(
+        "models for train_cifar_like.py and benchmarks/train_step.py: start one of them"
+    )

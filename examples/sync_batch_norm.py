@@ -9,8 +9,12 @@ the same parameters and running statistics: the program checks that and says so.
 import argparse
 import gc
 import os
+import sys
 
-import torch
+try:
+    import torch
+except ImportError as error:
+    sys.exit(f"this example needs PyTorch: pip install 'normgrad[torch]' ({error})")
 import torch.distributed as dist
 from torch import nn
 
@@ -68,9 +72,15 @@ def same_everywhere(model: nn.Module) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=20)
+    usage = "torchrun --nproc-per-node 2 examples/%(prog)s [--steps STEPS]"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=usage)
+    parser.add_argument("--steps", type=int, default=20, help="20 by default")
     args = parser.parse_args()
+    if args.steps < 1:
+        parser.error(f"argument --steps: must be at least 1, got {args.steps}")
+    if "RANK" not in os.environ:  # torchrun sets it, and where the other ranks are
+        line = "torchrun --nproc-per-node 2 examples/sync_batch_norm.py"
+        sys.exit(f"this program is one rank of several: start it with\n    {line}")
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:

@@ -1,19 +1,21 @@
-"""Train a small ResNet on synthetic images of CIFAR's size, with normgrad's backward pass.
+"""Train a small ResNet on synthetic images of CIFAR's size, its batch norms by normgrad.
 
     python examples/train_cifar_like.py --steps 200 --channels-last
-    python examples/train_cifar_like.py --plain        # torch's own backward, to compare
+    python examples/train_cifar_like.py --plain        # torch's own batch norms, to compare
 
 The images are noise with a pattern of their class in them, so that there is something to learn and
 nothing to download.
 """
 
 import argparse
-import contextlib
 import sys
 import time
 from collections.abc import Iterator
 
-import torch
+try:
+    import torch
+except ImportError as error:
+    sys.exit(f"this example needs PyTorch: pip install 'normgrad[torch]' ({error})")
 from example_models import ResNet
 
 import normgrad.torch
@@ -37,37 +39,18 @@ def batches(
 
 
 class Progress:
-    """A bar by rich on a terminal where it is installed, else a line now and then."""
+    """Where the training stands: one line on a terminal, a line now and then in a pipe."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
-        self.bar = None
-        if not sys.stdout.isatty():  # in a pipe the bar would say nothing before the end
-            return
-        with contextlib.suppress(ImportError):
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-            from rich.progress import Progress as Bar
-
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-            self.bar = Bar(*columns)
-            self.task = self.bar.add_task("training", total=total)
-
-    def __enter__(self) -> "Progress":
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar:
-            self.bar.stop()
+        self.every, self.end = (1, "\r") if sys.stdout.isatty() else (20, "\n")
 
     def step(self, words: str) -> None:
         """One more step is done."""
         self.done += 1
-        if self.bar:
-            self.bar.update(self.task, advance=1, description=words)
-        elif self.done % 20 == 0 or self.done == self.total:
-            print(f"{self.done}/{self.total} {words}", flush=True)
+        last = self.done == self.total
+        if last or self.done % self.every == 0:
+            print(f"{self.done}/{self.total} {words}", end="\n" if last else self.end, flush=True)
 
 
 def train(args: argparse.Namespace) -> float:
@@ -79,37 +62,52 @@ def train(args: argparse.Namespace) -> float:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     right: list[float] = []
-    with Progress(args.steps) as progress:
-        for images, labels in batches(args.steps, args.batch, args.device, args.channels_last):
-            with torch.autocast(args.device, torch.bfloat16, enabled=args.autocast):
-                scores = model(images)
-            loss = torch.nn.functional.cross_entropy(scores.float(), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            right.append((scores.argmax(1) == labels).float().mean().item())
-            progress.step(f"loss {loss.item():.3f}")
+    progress = Progress(args.steps)
+    for images, labels in batches(args.steps, args.batch, args.device, args.channels_last):
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.autocast):
+            scores = model(images)
+        loss = torch.nn.functional.cross_entropy(scores.float(), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        right.append((scores.argmax(1) == labels).float().mean().item())
+        progress.step(f"loss {loss.item():.3f}")
     tail = right[-max(1, len(right) // 10) :]
     return sum(tail) / len(tail)
 
 
 def at_least_one(text: str) -> int:
     """A number of steps, samples or channels."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number, at least 1, got {text!r}")
+    return int(text)
+
+
+def usable(text: str) -> str:
+    """A device that torch can put a tensor on."""
+    try:
+        torch.empty(0, device=text)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise argparse.ArgumentTypeError(f"torch cannot use {text!r}: {reason}") from None
+    return text
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=at_least_one, default=100)
-    parser.add_argument("--batch", type=at_least_one, default=64)
-    parser.add_argument("--width", type=at_least_one, default=16)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--channels-last", action="store_true")
+    usage = "%(prog)s [options] (--help lists them)"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=usage)
+    parser.add_argument("--steps", type=at_least_one, default=100, help="100")
+    parser.add_argument("--batch", type=at_least_one, default=64, help="64")
+    parser.add_argument("--width", type=at_least_one, default=16, help="16")
+    parser.add_argument(
+        "--device",
+        type=usable,
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cpu, cuda, ...; a GPU where there is one",
+    )
+    parser.add_argument("--channels-last", action="store_true", help="in memory")
     parser.add_argument("--autocast", action="store_true", help="bfloat16 where it is safe")
-    parser.add_argument("--plain", action="store_true", help="torch's own backward pass")
+    parser.add_argument("--plain", action="store_true", help="torch's own batch norms")
     args = parser.parse_args()
     if not args.plain:
         normgrad.torch.enable()

@@ -2,7 +2,9 @@
 
 import pytest
 
-from normgrad import backends, dispatch, plan
+from normgrad import backends
+from normgrad.calls import dispatch
+from normgrad.core import plan
 
 try:
     from hypothesis import settings
@@ -14,8 +16,31 @@ else:
     settings.load_profile("normgrad")
 
 
+def pytest_report_header():
+    reason = backends.get("cuda").unavailable()
+    return reason and f"tests that need a GPU are left out: {reason}"
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config, items):
+    """No tests of a GPU where there is none; the longest begin first, or one core waits at the end.
+
+    The number behind `slow` is how many seconds of a processor a test takes.
+    """
+    on_gpu = [item for item in items if item.get_closest_marker("cuda")]
+    if on_gpu and backends.get("cuda").unavailable():
+        config.hook.pytest_deselected(items=on_gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("cuda")]
+    items.sort(key=_seconds, reverse=True)
+
+
+def _seconds(item):
+    marker = item.get_closest_marker("slow")
+    return marker.args[0] if marker else 0
+
+
 def _forget_plans() -> None:
-    dispatch._known.clear()
+    dispatch._cached_calls.clear()
     dispatch._prepare.cache_clear()
     plan._make_plan.cache_clear()
 

@@ -80,6 +80,8 @@ int aclnnLayerNormBackwardGetWorkspaceSize(Tensor *dy, Tensor *x, Ints *shape, T
   int64_t rows = cols ? x->size / cols : 0;
   if (cols && (mean->size != rows || rstd->size != rows)) return fail(INVALID, "mean's or rstd's size");
   if ((w && w->size != cols) || (mask->bits[1] && dw->size != cols)) return fail(INVALID, "weight's shape");
+  if ((mask->bits[0] && dx->size != x->size) || (mask->bits[2] && db->size != cols))
+    return fail(INVALID, "a result's shape");
   Executor *e = calloc(1, sizeof *e);
   for (int i = 0; i < 3; i++)
     if (!mask->bits[i] && BUG != 6) results[i] = NULL;

@@ -22,6 +22,20 @@ def small_copies():
         yield
 
 
+@pytest.fixture(autouse=True)
+def without_torch_beside(monkeypatch, request):
+    """Torch is not run beside what fails, which takes seconds; one test asks for it."""
+    if "with_torch_beside" not in request.fixturenames:
+        from normgrad.cli import check_foreign
+
+        monkeypatch.setattr(check_foreign, "beside_torch", lambda outcomes, asked, seed: outcomes)
+
+
+@pytest.fixture
+def with_torch_beside():
+    pytest.importorskip("torch")
+
+
 @pytest.fixture(scope="session")
 def record_path(tmp_path_factory):
     """One small run of the reference backend beside torch, for all tests that read one."""
@@ -32,7 +46,7 @@ def record_path(tmp_path_factory):
     options = ["--dtype", "float32", "--dtype", "bfloat16", "--layout", "contiguous"]
     options += ["--layout", "channels-last", "--repeats", "3", "--run-seconds", "0.05"]
     who = ["--backend", "reference", "--peers", "torch,jax,liger"]
-    what = ["bench", "--op", "group_norm", *shape]
+    what = ["bench", "--op", "group_norm_backward", *shape]
     assert cli.main([*what, *options, *who, "--json", str(path), "--csv", str(for_csv)]) == 0
     return path
 

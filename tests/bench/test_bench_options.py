@@ -12,32 +12,59 @@ torch = pytest.importorskip("torch")
 from normgrad import cli  # noqa: E402
 from normgrad.backends.reference.backend import ReferenceBackend  # noqa: E402
 from normgrad.bench import suites, timing  # noqa: E402
-from normgrad.errors import OptionError  # noqa: E402
-from normgrad.spec import Op  # noqa: E402
+from normgrad.core.errors import OptionError  # noqa: E402
+from normgrad.core.spec import Op  # noqa: E402
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--shape", "4x4"], "--op must be given with --shape"),
-        (["--op", "layer_norm", "--shape", "4xx4"], "sizes joined by x"),
+        (["--op", "layer_norm_backward", "--shape", "4xx4"], "sizes of one shape joined by x"),
         (["--suite", "quick", "--peers", "nobody"], "peers must be among torch"),
-        (["--op", "layer_norm", "--shape", f"{2**59}x2"], "fewer than 2**60 elements"),
-        (["--op", "layer_norm", "--shape", "4x8", "--normalized", "5"], "from 1 to 2 axes, got 5"),
-        (["--op", "layer_norm", "--shape", "4x8", "--normalized", "0"], "from 1 to 2 axes, got 0"),
-        (["--op", "layer_norm", "--shape", "4x8", "--groups", "2"], "for all but group_norm"),
-        (["--op", "batch_norm", "--shape", "4x8", "--normalized", "1"], "for all but layer_norm"),
-        (["--op", "group_norm", "--shape", "4x8x3"], "must divide the number of channels, 8"),
-        (["--op", "group_norm", "--shape", "4x8", "--groups", "0"], "--groups must be positive"),
-        (["--op", "batch_norm", "--shape", "8"], "--shape must have 2 to 8 axes"),
-        (["--op", "batch_norm", "--shape", "8x4", "--layout", "channels-last"], "for two axes"),
-        (["--op", "batch_norm", "--shape", "8x4", "--mask", "1"], "each of dx, dgamma, dbeta,"),
-        (["--op", "layer_norm", "--shape", "8x4", "--suite", "llm"], "be left out with --shape"),
+        (["--op", "layer_norm_backward", "--shape", f"{2**59}x2"], "fewer than 2**60 elements"),
+        (
+            ["--op", "layer_norm_backward", "--shape", "4x8", "--normalized", "5"],
+            "from 1 to 2 axes, got 5",
+        ),
+        (
+            ["--op", "layer_norm_backward", "--shape", "4x8", "--normalized", "0"],
+            "from 1 to 2 axes, got 0",
+        ),
+        (
+            ["--op", "layer_norm_backward", "--shape", "4x8", "--groups", "2"],
+            "for all but group_norm",
+        ),
+        (
+            ["--op", "batch_norm_backward", "--shape", "4x8", "--normalized", "1"],
+            "for all but layer_norm",
+        ),
+        (
+            ["--op", "group_norm_backward", "--shape", "4x8x3"],
+            "must divide the number of channels, 8",
+        ),
+        (
+            ["--op", "group_norm_backward", "--shape", "4x8", "--groups", "0"],
+            "--groups must be positive",
+        ),
+        (["--op", "batch_norm_backward", "--shape", "8"], "--shape must have 2 to 8 axes"),
+        (
+            ["--op", "batch_norm_backward", "--shape", "8x4", "--layout", "channels-last"],
+            "for two axes",
+        ),
+        (
+            ["--op", "batch_norm_backward", "--shape", "8x4", "--mask", "1"],
+            "each of dx, dgamma, dbeta,",
+        ),
+        (
+            ["--op", "layer_norm_backward", "--shape", "8x4", "--suite", "llm"],
+            "be left out with --shape",
+        ),
         (["--suite", "quick", "--groups", "2"], "be left out without --shape"),
         (["--suite", "quick", "--mask", "12"], "must be bits"),
         (["--suite", "quick", "--mask", ""], "must be bits"),
         (["--suite", "llm", "--mask", "1"], "must have a bit for each of dx, dgamma, dbeta,"),
-        (["--suite", "llm", "--op", "group_norm"], "at least one row"),
+        (["--suite", "llm", "--op", "group_norm_backward"], "at least one row"),
         (["--suite", "quick", "--plot", "x.pdf"], ".svg or .png"),
         (["--suite", "quick", "--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["--suite", "quick", "--seed", "-1"], "--seed must be from 0 to 4294967295, got -1"),
@@ -61,15 +88,18 @@ def test_wrong_options_are_refused_with_words(options, words, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("4x8 --groups 2", "--groups must be left out for all but group_norm, got 2"),
+        (
+            "4x8 --groups 2",
+            "--groups must be left out for all but group_norm_backward and group_norm, got 2",
+        ),
         ("4x8 --normalized 5", "--normalized must be from 1 to 2 axes, got 5"),
         ("4x8 --mask 12", "--mask must be bits with at least one 1, as 110, got 12"),
         ("4x8 --mask 1", "--mask must have a bit for each of dx, dgamma, dbeta, got 1"),
-        ("4xx8", "--shape must be sizes joined by x, as in 32x64x56x56, got 4xx8"),
+        ("4xx8", "--shape must be sizes of one shape joined by x, as in 32x64x56x56, got 4xx8"),
         ("0x8", "--shape must have positive sizes, got 0x8"),
         (
             "4x8 --layout channels-last",
-            "--layout must be contiguous for layer norm and for two axes, got channels-last",
+            "--layout must be contiguous for rows and for two axes, got channels-last",
         ),
         (
             "4x8 --peers nobody",
@@ -78,15 +108,29 @@ def test_wrong_options_are_refused_with_words(options, words, monkeypatch, capsy
     ],
 )
 def test_errors_name_the_option_as_typed(words, sentence, capsys):
-    assert cli.main(["bench", "--op", "layer_norm", "--shape", *words.split()]) == 2
+    assert cli.main(["bench", "--op", "layer_norm_backward", "--shape", *words.split()]) == 2
     assert capsys.readouterr().err == f"normgrad bench: {sentence}\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["4096x1024", "4096,1024", "(4096, 1024)", "4096 1024", "4096*1024"]
+)
+def test_a_shape_is_one_shape(text):
+    assert suites.parse_shape(text) == (4096, 1024)
+
+
+@pytest.mark.parametrize("text", ["4x8,2x2", "4x8, 2x2", "4xx8", "x", "", "-4x8", "4.0x8", "four"])
+def test_what_is_no_shape_or_several_is_refused(text):
+    with pytest.raises(OptionError, match="shape must be sizes of one shape joined by x"):
+        suites.parse_shape(text)
 
 
 def test_python_callers_read_their_own_names():
     with pytest.raises(
-        OptionError, match=r"^groups must be left out for all but group_norm, got 2$"
+        OptionError,
+        match=r"^groups must be left out for all but group_norm_backward and group_norm, got 2$",
     ):
-        suites.asked(Op.LAYER_NORM, "4x8", ["float32"], ["contiguous"], groups=2)
+        suites.asked(Op.LAYER_NORM_BACKWARD, "4x8", ["float32"], ["contiguous"], groups=2)
 
 
 @pytest.mark.parametrize("option", ["--json", "--csv", "--plot", "--html"])
@@ -134,8 +178,8 @@ def test_a_full_disk_leaves_the_last_whole_file_and_the_table(tmp_path, monkeypa
     call = [*SMALL, "--shape", "8x8", "--backend", "reference", "--json", str(path)]
     assert cli.main(call) == 2
     out, err = capsys.readouterr()
-    assert "layer_norm         16x32" in out
-    assert "stopped after layer_norm 16x32 float32" in out
+    assert "\n16x32             f32 " in out
+    assert "stopped after layer_norm_backward 16x32 float32" in out
     assert err == f"normgrad bench: [Errno 28] No space left on device: '{path}'\n"
     assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
     assert json.loads(path.read_text(encoding="utf-8"))["copy_gbps"] == 1.0
@@ -168,7 +212,8 @@ def test_a_backend_that_is_not_there_is_refused(capsys, install):
 
     install(Absent())
     assert cli.main([*SMALL, "--backend", "reference"]) == 2
-    assert "it is somewhere else" in capsys.readouterr().err
+    told = "--backend must be one that works here, got reference (it is somewhere else)"
+    assert told in capsys.readouterr().err
 
 
 def test_options_are_known_without_torch():

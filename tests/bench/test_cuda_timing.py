@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from normgrad import cli  # noqa: E402
 from normgrad.bench import problems, session, suites, timing  # noqa: E402
 from normgrad.bench.peers import torch_eager  # noqa: E402
-from normgrad.spec import Op  # noqa: E402
+from normgrad.core.spec import Op  # noqa: E402
 
 
 class Event:
@@ -67,7 +67,7 @@ def test_the_gpu_is_timed_between_events_with_the_host_ahead(gpu):
 def test_a_row_on_the_gpu_has_everything(gpu):
     timer = timing.CudaTimer("cpu", 3, 5.0)
     one = session.Session("reference", "cuda:0", [torch_eager.PEER], timer, 4000.0)
-    for workload in suites.rows(Op.LAYER_NORM, "32x64", ["bfloat16", "float32"]):
+    for workload in suites.rows(Op.LAYER_NORM_BACKWARD, "32x64", ["bfloat16", "float32"]):
         row = one.measure(workload)
         assert row.error is None
         assert row.verified
@@ -85,7 +85,7 @@ def test_a_lost_gpu_ends_the_run(gpu, monkeypatch):
     timer = timing.CudaTimer("cpu", 3, 5.0)
     one = session.Session("reference", "cuda:0", [], timer, 4000.0)
     monkeypatch.setattr(session.torch.cuda, "synchronize", synchronize)
-    (workload,) = suites.rows(Op.LAYER_NORM, "32x64", ["float32"])
+    (workload,) = suites.rows(Op.LAYER_NORM_BACKWARD, "32x64", ["float32"])
     with pytest.raises(session.DeviceLostError, match="the GPU failed in reference: CUDA error"):
         one.measure(workload)
 

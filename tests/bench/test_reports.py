@@ -16,6 +16,7 @@ import pytest
 from normgrad import cli
 from normgrad.bench import compare, plots
 from normgrad.bench.record import Record, Row, read_json
+from normgrad.core.operators import Op
 
 pytest.importorskip("matplotlib")
 
@@ -36,6 +37,10 @@ def test_plots_are_made(record_path, tmp_path, suffix, capsys):
     ET.fromstring(text)
     for words in ("group norm", "GB/s", "size of x, MB", "torch", "copy in the same run"):
         assert words in text, words
+
+
+def test_every_operator_has_a_title():
+    assert set(plots._TITLES) == set(Op)
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
@@ -257,11 +262,98 @@ def test_a_faster_copy_lowers_every_floor():
 
 
 def test_a_run_that_is_nowhere_cannot_be_shown(capsys):
-    assert cli.main(["bench", "--from", "nowhere.json"]) == 2
-    assert "that `normgrad bench --json` wrote" in capsys.readouterr().err
+    for words in (["bench", "--from", "nowhere.json"], ["compare", "nowhere.json", "x.json"]):
+        assert cli.main(words) == 2
+        assert capsys.readouterr().err == f"normgrad {words[0]}: there is no file nowhere.json\n"
 
 
-@pytest.mark.parametrize("options", [["--op", "layer_norm"], ["--time-wrong-peers"]], ids=str)
+def test_names_in_a_record_are_texts_and_nothing_else(tmp_path, capsys):
+    """Neither formulas for matplotlib nor commands for a terminal."""
+    strange = r"$\frac{$"
+    evil = "\x1b[31mred\x1b]0;title\x07\x9b2J"
+    row = ROW | {
+        "backend": strange,
+        "verified": True,
+        "gbps": 1.0,
+        "floor_ms": 0.5,
+        "megabytes": 1.0,
+    }
+    row |= {"peers": {strange: 2.0, evil: 3.0}, "error": evil}
+    row |= {"peer_errors": {"other": evil}, "peer_faults": {"other": "failed"}}
+    data = {"environment": {"cpu": evil}, "copy_gbps": 1.0, "rows": [row]}
+    data |= {"settings": {"device": evil, "started": strange}, "absent_peers": {evil: evil}}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    plot, page = tmp_path / "run.svg", tmp_path / "run.html"
+    words = ["bench", "--from", str(path), "--plot", str(plot), "--html", str(page)]
+    assert cli.main(words) == 0
+    assert cli.main([*words[:3], "-v"]) == 0
+    assert cli.main(["compare", str(path), str(path), "--all"]) == 0
+    out = capsys.readouterr().out
+    assert strange in plot.read_text(encoding="utf-8")
+    ET.fromstring(plot.read_text(encoding="utf-8"))
+    assert r"\x1b[31mred" in out
+    for text in (out, page.read_text(encoding="utf-8"), plot.read_text(encoding="utf-8")):
+        assert not set(text) & set("\x1b\x07\x9b")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "spreads", "cell"),
+    [
+        (2.0, (0.1, 0.1), "2.00x"),
+        (1.3, (0.1, 0.1), "1.30x"),
+        (1.15, (0.1, 0.1), "noisy"),
+        (0.9, (0.1, 0.1), "noisy"),
+        (0.7, (0.1, 0.1), "0.70x"),
+        (1.02, (0.02, 0.01), "equal"),
+        (1.04, (0.02, 0.01), "1.04x"),
+    ],
+)
+def test_a_ratio_inside_the_noise_is_no_result(theirs, spreads, cell, tmp_path, capsys):
+    row = ROW | {"verified": True, "alloc_ms": 1.0, "alloc_spread": spreads[0], "load": 7.7}
+    row |= {"peers": {"torch": theirs}, "peer_spread": {"torch": spreads[1]}}
+    data = {"environment": {"cores": 2}, "copy_gbps": 1.0, "rows": [row]}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert cli.main(["bench", "--from", str(path)]) == 0
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if line.startswith("4x8 "))
+    assert line.split()[-1] == cell
+    assert f"{spreads[1]:.0%}" in line  # the others' spread
+    mean = "too little or too noisy to tell" if cell in ("noisy", "equal") else f"{theirs:.2f}x"
+    assert f"geometric mean over torch, float32: {mean}" in out
+    assert ("too noisy to tell; load 7.7 on 2 cores" in out) is (cell == "noisy")
+
+
+@pytest.mark.parametrize(("load", "told"), [(3.9, False), (12.5, True), (None, False)])
+def test_a_busy_machine_is_told(load, told, tmp_path, capsys):
+    row = ROW | {"verified": True, "alloc_ms": 1.0, "alloc_spread": 0.1, "load": load}
+    row |= {"peers": {"torch": 600.0}, "peer_spread": {"torch": 0.1}}
+    data = {"environment": {"cores": 2}, "copy_gbps": 1.0, "rows": [row]}
+    path = tmp_path / "run.json"
+    for cores in ("many", 2):
+        data["environment"]["cores"] = cores
+        path.write_text(json.dumps(data), encoding="utf-8")
+        assert cli.main(["bench", "--from", str(path)]) == 0
+    assert ("busy: load 12.5 on 2 cores: threads wait" in capsys.readouterr().out) is told
+
+
+@pytest.mark.parametrize(("spread", "cell"), [(0.9, "50%"), (3.5, "noisy")])
+def test_a_share_of_the_copy_inside_the_noise_is_no_result(spread, cell, tmp_path, capsys):
+    row = ROW | {"verified": True, "floor_ms": 0.5, "alloc_ms": 1.0, "alloc_spread": spread}
+    data = {"environment": {"cores": 2}, "copy_gbps": 1.0, "rows": [row | {"load": 7.7}]}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert cli.main(["bench", "--from", str(path)]) == 0
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if line.startswith("4x8 "))
+    assert line.split()[-1] == cell
+    assert ("too noisy to tell; load 7.7 on 2 cores" in out) is (cell == "noisy")
+
+
+@pytest.mark.parametrize(
+    "options", [["--op", "layer_norm_backward"], ["--time-wrong-peers"]], ids=str
+)
 def test_to_show_a_run_takes_no_options_of_measuring(options, record_path, capsys):
     assert cli.main(["bench", "--from", str(record_path), *options]) == 2
     assert f"{options[0]} must be left out with --from" in capsys.readouterr().err
@@ -274,7 +366,7 @@ def test_compare_refuses_a_threshold_that_is_none(threshold, record_path, capsys
     assert "--threshold must be at least 0" in capsys.readouterr().err
 
 
-ROW = {"op": "layer_norm", "shape": [4, 8], "dtype": "float32", "layout": "contiguous"}
+ROW = {"op": "layer_norm_backward", "shape": [4, 8], "dtype": "float32", "layout": "contiguous"}
 ROW |= {"mask": "111", "backend": "cpu", "median_ms": 1.0}
 
 
@@ -289,7 +381,7 @@ ROW |= {"mask": "111", "backend": "cpu", "median_ms": 1.0}
         ([ROW, "x"], "got row 2: 'x'"),
         ([{}], "got row 1: no 'op'"),
         ([ROW | {"dtype": "int3"}], "got row 1: dtype 'int3'"),
-        ([ROW | {"op": "rms_norm"}], "got row 1: op 'rms_norm'"),
+        ([ROW | {"op": "no_norm"}], "got row 1: op 'no_norm'"),
         ([ROW | {"layout": "tiled"}], "got row 1: layout 'tiled'"),
         ([ROW | {"shape": ["4", 8]}], "got row 1: shape ['4', 8]"),
         ([ROW | {"median_ms": "1"}], "got row 1: median_ms '1'"),
@@ -341,7 +433,7 @@ def test_what_a_run_said_is_shown_again(tmp_path, capsys):
         "peer jax is not measured: jax is not installed",
     ]
     assert "flaggems ms" in lines[2]
-    assert lines[3].split()[-2:] == ["3.0000!", "failed"]
+    assert lines[4].split()[-2:] == ["3.000!", "failed"]
     with table.open(encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
     assert "wrong_peers" not in row
@@ -368,8 +460,8 @@ def test_faults_of_older_runs_are_read_from_their_words(tmp_path, capsys):
     path.write_text(json.dumps(data), encoding="utf-8")
     assert cli.main(["bench", "--from", str(path), "--html", str(page)]) == 1
     out = capsys.readouterr().out
-    table = [line.split() for line in out.splitlines() if line.startswith("layer_norm")]
-    assert table[0][-2:] == ["WRONG", "2.0000"]
+    table = [line.split() for line in out.splitlines() if line.startswith("4x8 ")]
+    assert table[0][-2:] == ["WRONG", "2.000"]
     assert [cells[-1] for cells in table[1:]] == ["WRONG", "-", "skipped", "failed"]
     assert [row.fault for row in read_json(path).rows] == ["wrong", None, None, None, None]
     notes = [line for line in out.splitlines() if line.startswith("torch: ")]

@@ -54,7 +54,7 @@ def test_a_kernel_without_memory():
     assert found.shares["read"] == found.shares["written"] == []
 
 
-@pytest.mark.parametrize("words", [[], ["layer_norm"], ["a", "b", "c", "d", "e"]])
+@pytest.mark.parametrize("words", [[], ["layer_norm_backward"], ["a", "b", "c", "d", "e"]])
 def test_wrong_use_says_how(words, capsys):
     assert timeline.main(words) == 2
     assert "timeline.py layer_norm" in capsys.readouterr().out
@@ -62,5 +62,5 @@ def test_wrong_use_says_how(words, capsys):
 
 def test_without_ncu(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "")
-    assert timeline.main(["layer_norm", "64x64"]) == 1
+    assert timeline.main(["layer_norm_backward", "64x64"]) == 1
     assert "Nsight Compute" in capsys.readouterr().out

@@ -98,10 +98,11 @@ def compare(library, arena, name, content, given):
         workspace = np.empty(size, np.uint8)
         place = workspace.ctypes.data if size else None
         results = []
-        assert stage_two(name, place, size, executor) == 0, said()
+        want = 161001 if executor.launch is None else 0  # a tensor waits for its address
+        assert stage_two(name, place, size, executor) == want, said()
         results.append(seen.copy())
         seen[:] = content
-        assert getattr(library.c, name)(POINTER(place), SIZE(size), handle, None) == 0, said()
+        assert getattr(library.c, name)(POINTER(place), SIZE(size), handle, None) == want, said()
         results.append(seen.copy())
         assert np.array_equal(*results), np.flatnonzero(results[0] != results[1])
     for value, end in made:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import trained
 from normgrad.capi import build, packages
-from normgrad.capi.signatures import SOURCES
+from normgrad.capi.signatures import SOURCES, headers
 
 from .conftest import HERE, SRC, execute
+from .misuse import program
 
 ROOT = HERE.parents[1]
 WORKED = {
@@ -52,6 +54,32 @@ def test_examples_print_the_worked_numbers(capi, source):
     assert printed.keys() == WORKED[source].keys()
     for name, want in WORKED[source].items():
         assert [float(word) for word in printed[name].split()] == pytest.approx(want, rel=1e-6)
+
+
+STEPS = {
+    "training_step.cpp": {},
+    # No eps: the gradient adds none.
+    "infiniop_training_step.c": {"norms": ("batch_norm",), "eps": 1e-12},
+}
+
+
+@pytest.mark.parametrize("source", STEPS)
+def test_training_steps_are_pytorchs(capi, source):
+    pytest.importorskip("torch", reason="there is no torch to compare with")
+    done = execute(capi.compile(ROOT / "examples" / "c" / source))
+    assert done.returncode == 0, done.stderr
+    trained.compare(done.stdout, trained.expected(**STEPS[source]))
+
+
+@pytest.mark.cuda
+def test_training_steps_on_a_gpu(capi):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    program = capi.compile(ROOT / "examples" / "c" / "training_step.cpp")
+    done = execute(program, NORMGRAD_DEVICE="cuda")
+    assert done.returncode == 0, done.stderr
+    trained.compare(done.stdout, trained.expected())
 
 
 @pytest.mark.cuda
@@ -110,6 +138,12 @@ def test_every_status_can_be_reached(capi, part):
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
+@pytest.mark.parametrize("source", ["scalars.c", "events.c", "addresses.c"])
+def test_what_programs_use_besides(capi, source):
+    done = capi.run(source)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("variables", "device", "plan"),
     [
@@ -135,6 +169,7 @@ def test_infiniop_without_its_compiled_road(capi):
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
+@pytest.mark.slow(23)
 def test_random_calls_through_python_and_through_c(capi):
     path = f"{SRC}{os.pathsep}{HERE.parent / 'interfaces'}"
     library = str(capi.prefix / "lib64" / "libopapi_nn.so")
@@ -173,6 +208,9 @@ def test_helping_threads_change_no_bit(capi):
         ("statuses.c", "runtime"),
         ("statuses.c", "tensors"),
         ("statuses.c", "stages"),
+        ("scalars.c",),
+        ("events.c",),
+        ("addresses.c",),
         ("infini.c",),
         ("threads.c",),
         ("large.c",),
@@ -185,6 +223,18 @@ def test_under_address_sanitizer(capi_asan, arguments):
     variables = {"ASAN_OPTIONS": options, "UBSAN_OPTIONS": stop, "NORMGRAD_NUM_THREADS": "4"}
     done = capi_asan.run(*arguments, **variables)
     assert done.returncode == 0, done.stderr
+    assert "runtime error" not in done.stderr
+
+
+@pytest.mark.parametrize("checked", ["0", "1"])
+def test_misuse_of_every_operator_under_address_sanitizer(capi_asan, checked, tmp_path):
+    source = tmp_path / f"misuse{checked}.c"
+    operators = [place for place in headers() if place.startswith(("aclnnop/", "infiniop.h"))]
+    source.write_text(program(operators), encoding="utf-8")
+    options = "detect_leaks=0:allocator_may_return_null=1:halt_on_error=1"
+    variables = {"ASAN_OPTIONS": options, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
+    done = execute(capi_asan.compile(source), NORMGRAD_CHECKED=checked, **variables)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
     assert "runtime error" not in done.stderr
 
 

@@ -270,7 +270,7 @@ def test_an_empty_prefix_is_not_this_folder(verb, tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit) as caught:
         cli.main([verb, "--prefix", ""])
     assert caught.value.code == 2
-    assert "argument --prefix: must name a directory, got ''" in capsys.readouterr().err
+    assert "--prefix must name a directory, got ''" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["build-capi", "capi-flags"])

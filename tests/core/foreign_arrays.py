@@ -7,8 +7,8 @@ import types
 import numpy as np
 import torch
 
-from normgrad import dlpack, hostmem
-from normgrad.spec import TensorSpec
+from normgrad.arrays import dlpack, host_memory
+from normgrad.core.spec import TensorSpec
 
 
 class Foreign:
@@ -20,13 +20,13 @@ class Foreign:
 
     @classmethod
     def of(cls, values, dtype):
-        array = np.ascontiguousarray(hostmem.narrow(np.asarray(values, np.float64), dtype))
+        array = np.ascontiguousarray(host_memory.narrow(np.asarray(values, np.float64), dtype))
         tensor = TensorSpec.contiguous(array.shape, dtype)
         return cls(tensor, array.__array_interface__["data"][0], array)
 
     @property
     def values(self):
-        return hostmem.widen(hostmem.view(self.address, self.tensor), self.tensor.dtype)
+        return host_memory.widen(host_memory.view(self.address, self.tensor), self.tensor.dtype)
 
     def __dlpack_device__(self):
         return (dlpack.CPU, 0)

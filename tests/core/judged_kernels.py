@@ -5,9 +5,9 @@ It shares nothing with the reference's formula but the canonical view of the dat
 
 import numpy as np
 
-from normgrad import hostmem
-from normgrad.dtypes import compute_dtype
-from normgrad.spec import Op
+from normgrad.arrays import host_memory
+from normgrad.core.dtypes import compute_dtype
+from normgrad.core.spec import Op
 from normgrad.verify import HostArray
 
 WRONG = (
@@ -45,8 +45,8 @@ def run(problem, wrong=None):
     results = {}
     for role in problem.wanted:
         dtype = problem.result_dtypes[role]
-        rounded = hostmem.widen(hostmem.narrow(np.float64(values[role]), dtype), dtype)
-        if role == "dx" and problem.case.op is Op.GROUP_NORM:
+        rounded = host_memory.widen(host_memory.narrow(np.float64(values[role]), dtype), dtype)
+        if role == "dx" and problem.case.op is Op.GROUP_NORM_BACKWARD:
             shape = problem.spec.x.shape
             rounded = np.moveaxis(rounded.reshape(shape), 1, problem.case.channel_axis)
         elif role == "dx":
@@ -61,7 +61,7 @@ def _operands(problem, wrong):
     number = np.dtype(compute_dtype((*kinds, *problem.result_dtypes.values())))
     for role, host in problem.operands.items():
         values = _misread(problem, role, host, wrong).values
-        if case.op is Op.GROUP_NORM and role in ("dy", "x"):
+        if case.op is Op.GROUP_NORM_BACKWARD and role in ("dy", "x"):
             values = np.moveaxis(values, case.channel_axis, 1)
         if role != "counter":
             values = values.reshape(geometry.shape_of(role)).astype(number)
@@ -79,8 +79,8 @@ def _misread(problem, role, host, wrong):
         )
         return HostArray(dense, host.dtype)
     if wrong == "one-vector-type" and role in ("gamma", "sum_dy", "sum_dy_xmu"):
-        dtype = operands["mean"].dtype if role == "gamma" else "float32"
-        bits = host.array.ravel().view(hostmem.STORAGE[dtype])
+        dtype = operands["rstd"].dtype if role == "gamma" else "float32"
+        bits = host.array.ravel().view(host_memory.STORAGE[dtype])
         return HostArray(np.resize(bits, host.array.shape), dtype)
     if wrong == "strides-of-x" and role == "dy" and 0 not in host.array.strides:
         strides = operands["x"].array.strides
@@ -95,8 +95,8 @@ def _compute(problem, wrong):
     one = x.dtype.type(1)
 
     def rounded(values):
-        narrow = hostmem.narrow(np.float64(values), problem.dtype)
-        return hostmem.widen(narrow, problem.dtype).astype(x.dtype)
+        narrow = host_memory.narrow(np.float64(values), problem.dtype)
+        return host_memory.widen(narrow, problem.dtype).astype(x.dtype)
 
     def total(values, axes):
         if wrong == "dropped-tail" and axes == (0, 3):
@@ -107,10 +107,11 @@ def _compute(problem, wrong):
             return _short_sum(values, axes)
         return values.sum(axis=axes, keepdims=True, dtype=x.dtype)
 
-    mean, rstd, gamma = of["mean"], of["rstd"], of.get("gamma", one)
+    mean, rstd = of.get("mean", 0 * one), of["rstd"]
+    gamma = of.get("gamma", one) + x.dtype.type(case.weight_offset)
     if wrong == "null-weight" and "gamma" not in of and case.layout == "channels-last":
         gamma = 0 * one
-    as_variance = case.statistic == "variance" or not case.training
+    as_variance = case.statistic == "variance"
     if wrong == "other-statistics" and problem.unread:
         as_variance = case.training
     if as_variance:
@@ -118,12 +119,12 @@ def _compute(problem, wrong):
         rstd = one / np.sqrt(rstd + x.dtype.type(eps))
     if wrong == "stale-statistic":
         rstd = np.roll(rstd, 1, axis=2 if geometry.statistic == "channel" else 0)
-    if wrong == "own-mean":
+    if wrong == "own-mean" and "mean" in of:
         mean = x.sum(axis=geometry.statistic_axes, keepdims=True) / x.dtype.type(geometry.count)
     if wrong == "no-weight":
         gamma = one
     xmu = x - mean
-    if op is Op.BATCH_NORM_REDUCE:
+    if op is Op.BATCH_NORM_REDUCE_BACKWARD:
         sum_dy, sum_dy_xmu = total(dy, (0, 3)), total(dy * xmu, (0, 3))
         values = {"sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu}
         values |= {"dgamma": sum_dy_xmu * rstd, "dbeta": sum_dy}
@@ -137,7 +138,7 @@ def _compute(problem, wrong):
     if wrong == "weight-outside" and not channel:
         inside, outside = one, rstd * gamma
     g = dy * inside
-    if op is Op.BATCH_NORM_ELEMT:
+    if op is Op.BATCH_NORM_ELEMT_BACKWARD:
         counts = of["counter"][1:] if wrong == "unused-first-rank" else of["counter"]
         offset, slope = of["sum_dy"] / counts.sum(), of["sum_dy_xmu"] * rstd / counts.sum()
     else:
@@ -145,7 +146,7 @@ def _compute(problem, wrong):
         offset, slope = (
             total(term, geometry.statistic_axes) / x.dtype.type(count) for term in (g, g * xhat)
         )
-    offset = 0 * offset if wrong == "no-mean-term" else offset
+    offset = 0 * offset if wrong == "no-mean-term" or "mean" not in of else offset
     slope = 0 * slope if wrong == "no-slope-term" else slope
     if case.training or wrong == "inference-corrected":
         dx = (g - offset - xhat * slope) * outside

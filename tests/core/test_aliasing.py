@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import normgrad as ng
-from normgrad import hostmem, overlap
-from normgrad.arrays import View
+from neutral import neutral
+from normgrad.arrays import host_memory, overlap
+from normgrad.arrays.kinds import View
 from normgrad.backends.reference.backend import ReferenceBackend
-from normgrad.spec import ROLES, TensorSpec
+from normgrad.core.spec import ROLES, TensorSpec
 
 RNG = np.random.default_rng(11)
 SHAPE = (3, 4, 6)
@@ -19,28 +20,25 @@ OPS = ("batch", "layer", "group", "group-last", "elemt")
 def call(op, dy, x, weight, out, backend=None):
     if op == "batch":
         mean, invstd = np.full(4, 0.5, x.dtype), np.full(4, 1.5, x.dtype)
-        return ng.batch_norm_backward(
-            dy, x, weight, save_mean=mean, save_invstd=invstd, out=out, backend=backend
-        )
+        return ng.batch_norm_backward(dy, x, mean, invstd, weight=weight, out=out, backend=backend)
     if op == "elemt":
         vectors = [np.full(4, value, x.dtype) for value in (0.5, 1.5, 3.0, 2.0)]
         single = None if out is None else out[0]
         return ng.batch_norm_elemt_backward(
             dy,
             x,
-            *vectors[:2],
-            weight,
-            *vectors[2:],
+            *vectors,
             np.array([18], np.int32),
+            weight=weight,
             out=single,
             backend=backend,
         )
     rows = np.linspace(0.5, 1.5, 3).astype(x.dtype)
     if op == "layer":
-        return ng.layer_norm_backward(dy, x, 6, *_pair(12), weight, out=out, backend=backend)
+        return ng.layer_norm_backward(dy, x, *_pair(12), 6, weight=weight, out=out, backend=backend)
     axis = 2 if op == "group-last" else 1
     return ng.group_norm_backward(
-        dy, x, rows, rows, weight, num_groups=1, channel_axis=axis, out=out, backend=backend
+        dy, x, rows, rows, 1, weight=weight, channel_axis=axis, out=out, backend=backend
     )
 
 
@@ -115,9 +113,11 @@ def test_parameter_gradients_over_the_weight_and_the_data(op, host_backend):
 def test_reduced_sums_over_the_statistics(host_backend):
     dy, x, weight = operands("batch")
     mean, invstd = np.full(4, 0.5), np.full(4, 1.5)
-    want = ng.batch_norm_reduce_backward(dy, x, mean, invstd, weight, backend=host_backend)
+    want = ng.batch_norm_reduce_backward(dy, x, mean, invstd, weight=weight, backend=host_backend)
     out = (mean, invstd, weight, np.empty(4))
-    got = ng.batch_norm_reduce_backward(dy, x, mean, invstd, weight, out=out, backend=host_backend)
+    got = ng.batch_norm_reduce_backward(
+        dy, x, mean, invstd, weight=weight, out=out, backend=host_backend
+    )
     for one, given, other in zip(got, out, want, strict=True):
         assert one is given
         np.testing.assert_array_equal(one, other)
@@ -149,17 +149,21 @@ def test_what_is_too_hard_to_see_counts_as_shared(monkeypatch):
     with pytest.raises(np.exceptions.TooHardError):
         np.shares_memory(*vectors, max_work=1)
     with pytest.raises(ng.OverlapError, match="grad_bias must not share memory with grad_weight"):
-        ng.layer_norm_backward(dy, x, (4, 6), one, one, out=(np.empty_like(x), *vectors))
+        ng.layer_norm_backward(dy, x, one, one, (4, 6), out=(np.empty_like(x), *vectors))
 
 
 def test_torch_results_over_operands(host_backend):
     dy, x, weight = (torch.from_numpy(array) for array in operands("batch"))
-    want = ng.batch_norm_backward(dy.clone(), x.clone(), weight.clone(), backend=host_backend)
+    want = ng.batch_norm_backward(
+        dy.clone(), x.clone(), *neutral(x.clone()), weight=weight.clone(), backend=host_backend
+    )
     big = torch.empty(x.numel() + 9, dtype=x.dtype)
     under = big[: x.numel()].view(SHAPE).copy_(x)
     out = (big[9:].view(SHAPE), weight, torch.empty(4, dtype=x.dtype))
-    got = ng.batch_norm_backward(dy, under, weight, out=out, backend=host_backend)
-    for one, given, other in zip(got, out, want, strict=True):
+    got = ng.batch_norm_backward(
+        dy, under, *neutral(under), weight=weight, out=out, backend=host_backend
+    )
+    for one, given, other in zip(got[:3], out, want[:3], strict=True):
         assert one is given
         assert torch.equal(one, other)
 
@@ -201,7 +205,7 @@ class Careless(ReferenceBackend):
         for role in plan.spec.wanted:
             tensor = plan.spec.tensor(role)
             if (where[role], tensor) not in data:
-                hostmem.view(where[role], tensor)[...] = np.nan
+                host_memory.view(where[role], tensor)[...] = np.nan
         super().run(plan, addresses, workspace, stream)
 
 

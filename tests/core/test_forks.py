@@ -38,7 +38,7 @@ sys.exit(os.waitpid(child, 0)[1])
     [
         ("normgrad.backends.cpu", "jit", "jit._lock"),
         ("normgrad.torch", "counting", "counting._lock"),
-        ("normgrad.torch.override", "_State", "_State.lock"),
+        ("normgrad.torch.wishes", "State", "State.lock"),
     ],
     ids=["compiler", "report", "enable"],
 )

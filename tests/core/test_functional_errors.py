@@ -13,8 +13,9 @@ import torch
 from foreign_arrays import Foreign
 
 import normgrad as ng
-from normgrad import dlpack
-from normgrad.errors import BackendError
+from neutral import neutral
+from normgrad.arrays import dlpack
+from normgrad.core.errors import BackendError
 
 F = np.float32
 
@@ -25,42 +26,33 @@ def arr(*shape, dtype=F):
 
 X = arr(2, 4, 3)
 GOOD = {
-    "batch": {
-        "grad_out": X,
-        "input": X,
-        "weight": arr(4),
-        "running_mean": arr(4),
-        "running_var": arr(4),
-        "save_mean": arr(4),
-        "save_invstd": arr(4),
-    },
-    "reduce": {"grad_out": X, "input": X, "mean": arr(4), "invstd": arr(4), "weight": arr(4)},
+    "batch": {"grad_out": X, "input": X, "mean": arr(4), "rstd": arr(4), "weight": arr(4)},
+    "reduce": {"grad_out": X, "input": X, "mean": arr(4), "rstd": arr(4), "weight": arr(4)},
     "elemt": {
         "grad_out": X,
         "input": X,
         "mean": arr(4),
-        "invstd": arr(4),
-        "weight": arr(4),
+        "rstd": arr(4),
         "sum_dy": arr(4),
         "sum_dy_xmu": arr(4),
-        "counter": np.array([6], np.int32),
+        "count": np.array([6], np.int32),
+        "weight": arr(4),
     },
     "layer": {
         "grad_out": X,
         "input": X,
-        "normalized_shape": (4, 3),
         "mean": arr(2),
         "rstd": arr(2),
+        "normalized_shape": (4, 3),
         "weight": arr(4, 3),
-        "bias": arr(4, 3),
     },
     "group": {
         "grad_out": X,
         "input": X,
         "mean": arr(2, 2),
         "rstd": arr(2, 2),
-        "weight": arr(4),
         "num_groups": 2,
+        "weight": arr(4),
     },
 }
 CALLS = {
@@ -146,10 +138,10 @@ ROWS = [
     ("batch", T, "grad_out must be a NumPy array, .* got a NoneType", {"grad_out": None}),
     ("batch", T, "input must be a NumPy array, .* got a float", {"input": 3.0}),
     ("batch", T, "weight must be a NumPy array, .* got a str", {"weight": "w"}),
-    ("batch", T, "save_invstd must be a NumPy array, .* got a int", {"save_invstd": 1}),
-    ("batch", T, "running_var must be a NumPy array, .* got a list", {"running_var": [1]}),
+    ("batch", T, "rstd must be a NumPy array, .* got a int", {"rstd": 1}),
+    ("batch", T, "variance must be a NumPy array, .* got a list", {"rstd": None, "variance": [1]}),
     ("batch", T, "input must be a NumPy array, .* got a MaskedArray", {"input": np.ma.ones((2, 4, 3), F)}),
-    ("layer", T, "bias must be a NumPy array, .* got a dict", {"bias": {}}),
+    ("layer", T, "weight must be a NumPy array, .* got a dict", {"weight": {}}),
     ("batch", T, "input must be a dense tensor, got layout torch.sparse_coo", {"input": SPARSE}),
     ("batch", V, "input must be on the CPU or an NVIDIA GPU, got device meta", {"input": META}),
     ("batch", V, "grad_out must be on the CPU or an NVIDIA GPU, got DLPack device type 8, number 0", {"grad_out": Elsewhere()}),
@@ -166,21 +158,20 @@ ROWS = [
     ("batch", T, f"grad_out must be of type {FLOAT_NAMES}, got float32x4", {"grad_out": Packed.of(X, "float32")}),
     ("batch", T, f"grad_out must be of type {FLOAT_NAMES}, got bfloat16x4", {"grad_out": Packed.of(X, "bfloat16")}),
     ("batch", T, f"weight must be of type {FLOAT_NAMES}, got int64", {"weight": torch.ones(4, dtype=torch.int64)}),
-    ("batch", T, f"running_mean must be of type {FLOAT_NAMES}, got uint8", {"running_mean": arr(4, dtype=np.uint8)}),
-    ("batch", T, f"save_mean must be of type {FLOAT_NAMES}, got int8", {"save_mean": arr(4, dtype=np.int8), "training": False}),
-    ("elemt", T, f"counter must be of type {FLOAT_NAMES}, int32, int64, got uint8", {"counter": arr(1, dtype=np.uint8)}),
+    ("batch", T, f"mean must be of type {FLOAT_NAMES}, got uint8", {"mean": arr(4, dtype=np.uint8)}),
+    ("batch", T, f"variance must be of type {FLOAT_NAMES}, got int8", {"rstd": None, "variance": arr(4, dtype=np.int8), "training": False}),
+    ("elemt", T, f"count must be of type {FLOAT_NAMES}, int32, int64, got uint8", {"count": arr(1, dtype=np.uint8)}),
     ("elemt", T, f"sum_dy must be of type {FLOAT_NAMES}, got int32", {"sum_dy": arr(4, dtype=np.int32)}),
-    ("layer", T, f"bias must be of type {FLOAT_NAMES}, got int16", {"bias": arr(4, 3, dtype=np.int16)}),
     ("batch", T, f"param_grad_dtype must be one of {FLOAT_NAMES}, got 'int32'", {"param_grad_dtype": "int32"}),
     ("batch", T, "param_grad_dtype must be one of .*, got <class 'float'>", {"param_grad_dtype": float}),
     # operands that have no default
-    ("reduce", V, "mean must be given, got None", {"mean": None}),
-    ("reduce", V, "invstd must be given, got None", {"invstd": None}),
+    ("reduce", V, r"mean must be given \(one element for each channel, as the forward pass saved it\), got None", {"mean": None}),
+    ("reduce", V, r"rstd or variance= with eps= must be given \(one element for each channel, .*\), got None", {"rstd": None}),
     ("elemt", V, "sum_dy must be given, got None", {"sum_dy": None}),
     ("elemt", V, "sum_dy_xmu must be given, got None", {"sum_dy_xmu": None}),
-    ("elemt", V, "counter must be given, got None", {"counter": None}),
-    ("layer", V, "rstd must be given, got None", {"rstd": None}),
-    ("group", V, "mean must be given, got None", {"mean": None}),
+    ("elemt", V, "count must be given, got None", {"count": None}),
+    ("layer", V, r"rstd or variance= with eps= must be given \(one element for each row, .*\), got None", {"rstd": None}),
+    ("group", V, r"mean must be given \(one element for each sample and group, .*\), got None", {"mean": None}),
     # options
     ("batch", V, "eps must be finite and not negative, got -1.0", {"eps": -1}),
     ("batch", V, "eps must be finite and not negative, got nan", {"eps": float("nan")}),
@@ -189,9 +180,6 @@ ROWS = [
     ("batch", V, "eps must be a number, got 10000", {"eps": 10**400}),
     ("batch", V, "training must be True or False, got 'no'", {"training": "no"}),
     ("batch", V, "training must be True or False, got 1", {"training": 1}),
-    ("batch", V, "save_invstd_is must be 'invstd' or 'variance', got 'std'", {"save_invstd_is": "std"}),
-    ("batch", V, "save_invstd_is must be 'invstd' or 'variance', got 'std'", {"save_invstd_is": "std", "training": False}),
-    ("batch", V, r"save_invstd_is must be 'invstd' or 'variance', got \[\]", {"save_invstd_is": []}),
     ("batch", V, r"channel_axis must be an axis of input, whose shape is \(2, 4, 3\), got 3", {"channel_axis": 3}),
     ("batch", V, "channel_axis must be an axis of input, .* got -4", {"channel_axis": -4}),
     ("group", V, "channel_axis must be an axis of input, .* got 3", {"channel_axis": 3}),
@@ -215,6 +203,8 @@ ROWS = [
     ("reduce", V, "output_mask must be 4 booleans, got", {"output_mask": (True,) * 3}),
     ("batch", V, "backend must be None or one of 'reference', 'cpu', 'cuda', got 'tpu'", {"backend": "tpu"}),
     ("batch", V, r"backend must be None or one of .* got \['cpu'\]", {"backend": ["cpu"]}),
+    ("batch", V, "got 'gpu': did you mean 'cuda'?", {"backend": "gpu"}),
+    ("batch", V, "got 'CUDA': did you mean 'cuda'?", {"backend": "CUDA"}),
     # ranks and shapes of the data
     ("batch", V, r"input must have 2 to 8 axes, got shape \(\)", {"grad_out": arr(), "input": arr()}),
     ("batch", V, r"input must have 2 to 8 axes, got shape \(4,\)", {"grad_out": arr(4), "input": arr(4)}),
@@ -234,21 +224,18 @@ ROWS = [
     # shapes of the vectors
     ("batch", V, r"weight must be 1-d with one element for each of the 4 channels of input, got shape \(3,\)", {"weight": arr(3)}),
     ("batch", V, r"weight must be 1-d .* got shape \(4, 1\)", {"weight": arr(4, 1)}),
-    ("batch", V, r"save_mean must be 1-d .* got shape \(\)", {"save_mean": arr()}),
-    ("batch", V, r"save_mean must be 1-d .* got shape \(0,\)", {"save_mean": arr(0)}),
-    ("batch", V, r"save_invstd must be 1-d .* got shape \(5,\)", {"save_invstd": arr(5)}),
-    ("batch", V, r"running_mean must be 1-d .* got shape \(5,\)", {"running_mean": arr(5)}),
-    ("batch", V, r"running_mean must be 1-d .* got shape \(5,\)", {"running_mean": arr(5), "training": False}),
-    ("batch", V, r"running_var must be 1-d .* got shape \(1,\)", {"running_var": arr(1), "training": False}),
-    ("batch", V, r"save_mean must be 1-d .* got shape \(2,\)", {"save_mean": arr(2), "training": False}),
+    ("batch", V, r"mean must be 1-d .* got shape \(\)", {"mean": arr()}),
+    ("batch", V, r"mean must be 1-d .* got shape \(0,\)", {"mean": arr(0)}),
+    ("batch", V, r"rstd must be 1-d .* got shape \(5,\)", {"rstd": arr(5)}),
+    ("batch", V, r"mean must be 1-d .* got shape \(5,\)", {"mean": arr(5), "training": False}),
+    ("batch", V, r"variance must be 1-d .* got shape \(1,\)", {"rstd": None, "variance": arr(1), "training": False}),
     ("elemt", V, r"sum_dy must be 1-d .* got shape \(1,\)", {"sum_dy": arr(1)}),
     ("elemt", V, r"sum_dy_xmu must be 1-d .* got shape \(5,\)", {"sum_dy_xmu": arr(5)}),
-    ("elemt", V, "counter must have at most 8 axes, got shape", {"counter": arr(*NINE)}),
+    ("elemt", V, "count must have at most 8 axes, got shape", {"count": arr(*NINE)}),
     ("layer", V, r"mean must have one element for each of the 2 rows of input, got 3 \(shape \(3,\)\)", {"mean": arr(3)}),
     ("layer", V, r"rstd must have the shape of mean, \(2,\), got shape \(2, 1\)", {"rstd": arr(2, 1)}),
     ("layer", V, "mean must have at most 8 axes, got shape", {"mean": arr(*NINE, 2)}),
     ("layer", V, r"weight must have the shape \(4, 3\) of normalized_shape, got shape \(12,\)", {"weight": arr(12)}),
-    ("layer", V, r"bias must have the shape \(4, 3\) of normalized_shape, got shape \(3,\)", {"bias": arr(3)}),
     ("group", V, r"mean must have 4 elements, one for each sample and group, got 2 \(shape \(2,\)\)", {"mean": arr(2)}),
     ("group", V, r"rstd must have the shape of mean, \(2, 2\), got shape \(4,\)", {"rstd": arr(4)}),
     ("group", V, r"weight must have 4 elements, one for each channel, got 2 \(shape \(2,\)\)", {"weight": arr(2)}),
@@ -306,19 +293,20 @@ def test_a_good_call_of_each_operator_passes():
 def test_the_first_broken_rule_speaks():
     """Types come before options, options before ranks, ranks before shapes."""
     broken = {"input": arr(4, dtype=np.int32), "eps": -1.0, "weight": arr(9)}
+    broken |= {"mean": arr(4), "rstd": arr(4)}
     with pytest.raises(ng.DtypeError, match="input must be of type"):
         ng.batch_norm_backward(X, **broken)
     with pytest.raises(ng.OptionError, match="eps"):
         ng.batch_norm_backward(X, **{**broken, "input": arr(4)})
     with pytest.raises(ng.ShapeError, match="2 to 8 axes"):
-        ng.batch_norm_backward(X, arr(4), arr(9))
+        ng.batch_norm_backward(X, arr(4), *neutral(X), weight=arr(9))
     with pytest.raises(ng.ShapeError, match="weight"):
-        ng.batch_norm_backward(X, X, arr(9))
+        ng.batch_norm_backward(X, X, *neutral(X), weight=arr(9))
 
 
 def test_a_message_can_be_told_in_other_names():
     with pytest.raises(ng.ArgumentError) as caught:
-        ng.batch_norm_backward(X[:1], X)
+        ng.batch_norm_backward(X[:1], X, *neutral(X))
     said = caught.value.render({"dy": "gradOut", "x": "self"})
     assert said == "gradOut must have the shape of self, (2, 4, 3), got shape (1, 4, 3)"
 
@@ -341,5 +329,16 @@ def test_no_backend_is_an_error_that_survives_it_too():
 
 
 def test_options_are_keywords_only():
-    with pytest.raises(TypeError, match="positional"):
+    words = "takes 4 arguments by position .* give the others by name, such as weight="
+    with pytest.raises(ng.CallError, match=words):
         ng.batch_norm_backward(*GOOD["batch"].values(), True)
+
+
+def test_a_long_value_is_one_line():
+    class Model:
+        def __repr__(self):
+            return "Model(\n  (0): Linear()\n  (1): Linear()\n)"
+
+    with pytest.raises(ng.OptionError) as caught:
+        ng.layer_norm_backward(*[np.ones((2, 3))] * 4, Model())
+    assert str(caught.value).endswith("got Model( (0): Linear() (1): Linear() )")

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import normgrad as ng
-from normgrad import dispatch, torch_calls, verify
-from normgrad.spec import Op
+from neutral import neutral
+from normgrad import verify
+from normgrad.calls import cached_calls, dispatch
+from normgrad.core.spec import Op
 from normgrad.verify.run import to_torch
 
 pytest.importorskip("numba")
@@ -21,9 +23,9 @@ OPS = ("batch", "reduce", "elemt", "layer", "group", "group-last")
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    dispatch._known.clear()
+    dispatch._cached_calls.clear()
     yield
-    dispatch._known.clear()
+    dispatch._cached_calls.clear()
 
 
 def request(op, shape, **options):
@@ -34,23 +36,23 @@ def request(op, shape, **options):
     mean, rstd = (torch.rand(sizes.get(op, (channels,))) + low for low in (99.5, 0.5))
     weight, *sums = (torch.randn(channels) for _ in range(3))
     shapes, options["backend"] = [shape, (channels,), (channels,)], "cpu"
+    options["weight"] = weight
     if op == "batch":
-        options |= {"save_mean": mean, "save_invstd": rstd}
-        call = partial(ng.batch_norm_backward, dy, x, weight, **options)
+        call = partial(ng.batch_norm_backward, dy, x, mean, rstd, **options)
     elif op == "reduce":
         shapes = [(channels,)] * 4
-        call = partial(ng.batch_norm_reduce_backward, dy, x, mean, rstd, weight, **options)
+        call = partial(ng.batch_norm_reduce_backward, dy, x, mean, rstd, **options)
     elif op == "elemt":
         shapes, count = [shape], torch.tensor([x.numel() // channels], dtype=torch.int32)
-        operands = (dy, x, mean, rstd, weight, *sums, count)
+        operands = (dy, x, mean, rstd, *sums, count)
 
         def call(out=(None,)):
             return (ng.batch_norm_elemt_backward(*operands, out=out[0], **options),)
     elif op == "layer":
-        call = partial(ng.layer_norm_backward, dy, x, channels, mean, rstd, weight, **options)
+        call = partial(ng.layer_norm_backward, dy, x, mean, rstd, channels, **options)
     else:
-        options |= {"num_groups": sizes[op][1], "channel_axis": 1 if op == "group" else -1}
-        call = partial(ng.group_norm_backward, dy, x, mean, rstd, weight, **options)
+        options["channel_axis"] = 1 if op == "group" else -1
+        call = partial(ng.group_norm_backward, dy, x, mean, rstd, sizes[op][1], **options)
     return call, shapes, (dy, x, weight)
 
 
@@ -63,7 +65,7 @@ def poisoned(shapes, mask=None):
 
 
 def same_bits(got, want):
-    for one, other in zip(got, want, strict=True):
+    for one, other in zip(got[: len(want)], want, strict=True):
         assert (one is None) is (other is None)
         assert one is None or torch.equal(one, other)
 
@@ -72,14 +74,14 @@ def checked(call, out, want):
     """The caller's own tensors, filled, and autograd learned of it."""
     before = [one._version for one in out if one is not None]
     got = call(out=out)
-    assert all(one is other for one, other in zip(got, out, strict=True))
+    assert all(one is other for one, other in zip(got[: len(out)], out, strict=True))
     same_bits(got, want)
     assert [one._version for one in out if one is not None] == [one + 1 for one in before]
 
 
 def roads():
     """Of all calls that are known, whether they are written out."""
-    known = itertools.chain.from_iterable(dispatch._known.values())
+    known = itertools.chain.from_iterable(dispatch._cached_calls.values())
     return ["written out" in one.call.__code__.co_filename for one in known]
 
 
@@ -108,7 +110,7 @@ def test_some_results(mask):
 def test_no_result():
     call, _, _ = request("batch", SHAPES["alone"], output_mask=(False, False, False))
     for _ in range(3):
-        assert call(out=[None, None, None]) == (None, None, None)
+        assert call(out=[None, None, None]) == (None, None, None, None)
 
 
 def test_results_at_any_element():
@@ -148,7 +150,9 @@ def test_memory_that_is_shared_from_some_call_on():
     for operands, place, over in overs:  # computed elsewhere and copied
         taken = [over if place == one else out[one] for one in range(3)]
         for _ in range(2):
-            same_bits(call.func(*operands, **call.keywords, out=taken), want)
+            dy, x, weight = operands
+            changes = {"weight": weight, "out": taken}
+            same_bits(call.func(dy, x, *call.args[2:], **call.keywords | changes), want)
             for one, number in zip(operands, numbers, strict=True):
                 one.copy_(number)
         checked(call, out, want)
@@ -159,9 +163,9 @@ def test_memory_that_is_shared_from_some_call_on():
 @pytest.mark.parametrize("op", ["batch", "elemt", "layer", "group", "group-last"])
 @pytest.mark.parametrize("over", [0, 1], ids=["grad_out", "input"])
 def test_grad_input_in_place(op, shape, over, monkeypatch):
-    looks, found = [], torch_calls.needs_bounce
+    looks, found = [], cached_calls.needs_bounce
     monkeypatch.setattr(
-        torch_calls, "needs_bounce", lambda *given: looks.append(given) or found(*given)
+        cached_calls, "needs_bounce", lambda *given: looks.append(given) or found(*given)
     )
     call, shapes, operands = request(op, shape)
     want, numbers = call(), operands[over].clone()
@@ -180,7 +184,7 @@ def test_operands_over_each_other():
     shape = SHAPES["alone"]
     both = torch.rand(6, 2) + 0.5
     x = torch.randn(shape)
-    call = partial(ng.batch_norm_backward, x, x, save_mean=both[:, 0], save_invstd=both[:, 1])
+    call = partial(ng.batch_norm_backward, x, x, both[:, 0], both[:, 1])
     want = call(backend="cpu")
     for _ in range(3):
         checked(partial(call, backend="cpu"), poisoned([shape, (6,), (6,)]), want)
@@ -188,7 +192,7 @@ def test_operands_over_each_other():
 
 
 def test_a_tensor_given_twice_is_no_two_tensors():
-    case = verify.Case(id="twice", op=Op.BATCH_NORM, shape=SHAPES["alone"])
+    case = verify.Case(id="twice", op=Op.BATCH_NORM_BACKWARD, shape=SHAPES["alone"])
     made = verify.make_problem(case, "float32")
     tensors = {role: to_torch(host, "cpu") for role, host in made.operands.items()}
     for _ in range(3):
@@ -199,7 +203,8 @@ def test_a_tensor_given_twice_is_no_two_tensors():
             operands = {role: tensors[other] for role, other in given.items()}
             got = verify.call(problem, operands, None, "cpu")
             results = {
-                role: one.double().numpy() for role, one in zip(problem.wanted, got, strict=True)
+                role: one.double().numpy()
+                for role, one in zip(problem.wanted, got[:3], strict=True)
             }
             for measured in verify.judge(problem, results):
                 assert measured.ok, (dy, mean, measured)
@@ -211,7 +216,7 @@ def test_a_result_that_requires_grad_from_some_call_on(guarded, monkeypatch):
         raise ImportError
 
     if not guarded:
-        monkeypatch.setattr(torch_calls, "_guards", missing)
+        monkeypatch.setattr(cached_calls, "_guards", missing)
     call, shapes, _ = request("batch", SHAPES["alone"])
     want, out = call(), poisoned(shapes)
     for _ in range(3):
@@ -229,12 +234,12 @@ def test_a_result_that_requires_grad_from_some_call_on(guarded, monkeypatch):
             call(out=out)
         one.requires_grad_(False)
         checked(call, out, want)
-    assert max(len(alike) for alike in dispatch._known.values()) == 4
+    assert max(len(alike) for alike in dispatch._cached_calls.values()) == 4
 
 
 def test_guards_see_grad():
     """On the torch that is tested; elsewhere calls are told apart by hand."""
-    assert torch_calls._guards_see_grad()
+    assert cached_calls._guards_see_grad()
 
 
 @pytest.mark.parametrize("known_first", ["plain", "inference"])
@@ -251,7 +256,9 @@ def test_results_of_inference_mode(known_first):
                 for out in order:
                     before = plain[0]._version
                     got = call(out=out)
-                    assert all(one is other for one, other in zip(got, out, strict=True))
+                    assert all(
+                        one is other for one, other in zip(got[: len(out)], out, strict=True)
+                    )
                     same_bits(got, want)
                     assert plain[0]._version == before + (out is plain)
             for one in plain:
@@ -277,11 +284,11 @@ def test_as_many_results_as_there_are():
     dy, x, weight = (torch.randn(shape) for shape in ((4, 3), (4, 3), (3,)))
     statistics = (torch.zeros(3), torch.ones(3))
     for _ in range(3):
-        ng.batch_norm_backward(dy, x, weight)
-        ng.batch_norm_backward(dy, x, weight, *statistics)
+        ng.batch_norm_backward(dy, x, *neutral(x), weight=weight)
+        ng.batch_norm_backward(dy, x, *statistics, weight=weight)
     for out in ((), [], statistics, [*statistics]):
         with pytest.raises(ng.ArrayTypeError, match="out must be a tuple of 3"):
-            ng.batch_norm_backward(dy, x, weight, out=out)
+            ng.batch_norm_backward(dy, x, *neutral(x), weight=weight, out=out)
 
 
 def test_threads_with_results_of_their_own():
@@ -297,7 +304,7 @@ def test_threads_with_results_of_their_own():
             for one in out:
                 one.fill_(torch.nan)
             got = call(out=out)
-            pairs = zip(got, wanted[number], strict=True)
+            pairs = zip(got[:3], wanted[number][:3], strict=True)
             wrong.extend(turn for one, other in pairs if not torch.equal(one, other))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]

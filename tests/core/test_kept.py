@@ -9,20 +9,21 @@ import time
 import numpy as np
 import pytest
 
-from normgrad import functional, kept
-from normgrad.arrays import dense_numpy
-from normgrad.spec import TensorSpec
+from normgrad import functional
+from normgrad.arrays.kinds import dense_numpy
+from normgrad.calls import result_pool
+from normgrad.core.spec import TensorSpec
 
-LARGE = kept.LEAST
+LARGE = result_pool.LEAST
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
-    monkeypatch.setattr(kept, "_kept", [])
+    monkeypatch.setattr(result_pool, "_kept", [])
     monkeypatch.delenv("NORMGRAD_KEEP_MB", raising=False)
-    kept._room.cache_clear()
+    result_pool._room.cache_clear()
     yield
-    kept._room.cache_clear()
+    result_pool._room.cache_clear()
 
 
 def make(nbytes=LARGE):
@@ -44,7 +45,7 @@ def test_memory_serves_again_once_it_is_free():
     del view
     third = make(LARGE + 4096)
     assert address(third) == where
-    assert not kept._kept
+    assert not result_pool._kept
 
 
 def test_memory_much_larger_than_needed_is_left_alone():
@@ -56,39 +57,39 @@ def test_memory_much_larger_than_needed_is_left_alone():
 
 def test_sizes_that_differ_a_little_share_a_type():
     make(LARGE + 4)
-    before = kept._blocks.cache_info().currsize
+    before = result_pool._blocks.cache_info().currsize
     for more in range(8, 80, 4):
         assert make(LARGE + more).nbytes == LARGE + more
-    assert kept._blocks.cache_info().currsize == before
+    assert result_pool._blocks.cache_info().currsize == before
 
 
 def test_small_results_are_numpys_own():
     assert make(4096).flags.owndata
-    assert not kept._kept
+    assert not result_pool._kept
 
 
 @pytest.mark.parametrize(("room", "left"), [("40", 2), ("20", 1), ("0", 0)])
 def test_how_much_is_kept(monkeypatch, room, left):
     monkeypatch.setenv("NORMGRAD_KEEP_MB", room)
-    kept._room.cache_clear()
+    result_pool._room.cache_clear()
     arrays = [make() for _ in range(4)]
     arrays.clear()
-    assert len(kept._kept) == left
+    assert len(result_pool._kept) == left
 
 
 def test_a_wish_that_is_none(monkeypatch):
     monkeypatch.setenv("NORMGRAD_KEEP_MB", "much")
-    kept._room.cache_clear()
+    result_pool._room.cache_clear()
     with pytest.raises(ValueError, match="NORMGRAD_KEEP_MB must be a number of megabytes"):
         make()
 
 
 def test_memory_that_is_not_there_is_a_memory_error():
     make()
-    assert len(kept._kept) == 1
+    assert len(result_pool._kept) == 1
     with pytest.raises(MemoryError, match=f"no memory for a result of {1 << 55} bytes"):
         make(1 << 55)
-    assert not kept._kept
+    assert not result_pool._kept
 
 
 def test_threads_never_get_the_same():
@@ -116,8 +117,8 @@ def test_threads_never_get_the_same():
 def test_a_forked_child_writes_its_own():
     code = """
 import os, numpy as np
-from normgrad.arrays import dense_numpy
-from normgrad.spec import TensorSpec
+from normgrad.arrays.kinds import dense_numpy
+from normgrad.core.spec import TensorSpec
 array = dense_numpy(TensorSpec.contiguous((5 << 20,), "float32"), np.dtype("f4"))
 array[:] = 1
 if os.fork() == 0:
@@ -135,8 +136,8 @@ print((array == 1).all())
 def test_results_that_live_until_the_end_leave_silently():
     code = """
 import builtins, numpy as np
-from normgrad.arrays import dense_numpy
-from normgrad.spec import TensorSpec
+from normgrad.arrays.kinds import dense_numpy
+from normgrad.core.spec import TensorSpec
 builtins.held = dense_numpy(TensorSpec.contiguous((5 << 20,), "float32"), np.dtype("f4"))
 """
     told = subprocess.run(
@@ -154,7 +155,7 @@ def test_torch_results():
 
     def call():
         return functional.layer_norm_backward(
-            dy, x, cols, line, line, torch.ones(cols), backend="reference"
+            dy, x, line, line, cols, weight=torch.ones(cols), backend="reference"
         )[0]
 
     first = call()

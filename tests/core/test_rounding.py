@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normgrad import hostmem
-from normgrad.dtypes import FLOATS
+from normgrad.arrays import host_memory
+from normgrad.core.dtypes import FLOATS
 
 BITS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)}
 
@@ -29,7 +29,7 @@ def rounded(value: float, dtype: str) -> Fraction | str:
 
 
 def narrowed(value: float, dtype: str) -> float:
-    return float(hostmem.widen(hostmem.narrow(np.array([value]), dtype), dtype)[0])
+    return float(host_memory.widen(host_memory.narrow(np.array([value]), dtype), dtype)[0])
 
 
 def check(value: float, dtype: str) -> None:
@@ -83,7 +83,7 @@ def test_what_two_roundings_would_get_wrong():
 @pytest.mark.parametrize("dtype", [*BITS, "float64"])
 def test_special_numbers(dtype):
     values = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0])
-    got = hostmem.widen(hostmem.narrow(values, dtype), dtype)
+    got = host_memory.widen(host_memory.narrow(values, dtype), dtype)
     assert np.isnan(got[:2]).all()
     np.testing.assert_array_equal(got[2:4], [np.inf, -np.inf])
     np.testing.assert_array_equal(np.signbit(got[4:]), [False, True])
@@ -109,9 +109,9 @@ def test_the_ends_of_the_range(dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_number_of_a_narrow_type_survives(dtype):
     bits = np.arange(2**16, dtype=np.uint16)
-    stored = bits.view(hostmem.STORAGE[dtype])
-    values = hostmem.widen(stored, dtype)
-    again = np.asarray(hostmem.narrow(values, dtype)).view(np.uint16)
+    stored = bits.view(host_memory.STORAGE[dtype])
+    values = host_memory.widen(stored, dtype)
+    again = np.asarray(host_memory.narrow(values, dtype)).view(np.uint16)
     number = ~np.isnan(values)
     np.testing.assert_array_equal(again[number], bits[number])
 

@@ -48,18 +48,18 @@ WORDS = r"must have data in memory \(torch.ops.normgrad .* without"
 def test_an_operand(maker, backend, seen):
     if seen:  # twice: the second call writes the road for all others
         for _ in range(3):
-            ng.layer_norm_backward(X, X, 8, *STATISTICS, backend=backend)
+            ng.layer_norm_backward(X, X, *STATISTICS, 8, backend=backend)
     with pytest.raises(ng.ArrayTypeError, match=f"grad_out {WORDS}"):
-        ng.layer_norm_backward(MAKERS[maker](), X, 8, *STATISTICS, backend=backend)
+        ng.layer_norm_backward(MAKERS[maker](), X, *STATISTICS, 8, backend=backend)
     with pytest.raises(ng.ArrayTypeError, match=f"input {WORDS}"):
-        ng.layer_norm_backward(X, MAKERS[maker](), 8, *STATISTICS, backend=backend)
+        ng.layer_norm_backward(X, MAKERS[maker](), *STATISTICS, 8, backend=backend)
 
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_a_result(maker):
     def into(out):
         mask = (True, False, False)
-        ng.layer_norm_backward(X, X, 8, *STATISTICS, output_mask=mask, out=(out, None, None))
+        ng.layer_norm_backward(X, X, *STATISTICS, 8, output_mask=mask, out=(out, None, None))
 
     for _ in range(3):
         into(torch.empty(4, 8))
@@ -70,7 +70,7 @@ def test_a_result(maker):
 @pytest.mark.parametrize("transform", ["grad", "vmap"])
 def test_inside_torch_func(transform):
     def loss(x):
-        return ng.layer_norm_backward(x, x, 8, *STATISTICS).grad_input.sum()
+        return ng.layer_norm_backward(x, x, *STATISTICS, 8).grad_input.sum()
 
     x = X if transform == "grad" else torch.stack([X, X])
     with pytest.raises(ng.ArrayTypeError, match=WORDS):
@@ -83,7 +83,7 @@ def test_inside_a_trace(seen):
     weight = torch.randn(8)  # new ones: no other test has made this very call
 
     def gradient(x):
-        return ng.layer_norm_backward(X, x, 8, *STATISTICS, weight).grad_input
+        return ng.layer_norm_backward(X, x, *STATISTICS, 8, weight=weight).grad_input
 
     x = torch.randn(4, 8)
     for _ in range(3 if seen else 0):
@@ -100,7 +100,7 @@ def test_results_of_a_fake_mode(seen):
     mask = (True, not seen, True)
 
     def gradients():
-        return ng.layer_norm_backward(*arrays, 8, *STATISTICS, weight, output_mask=mask)
+        return ng.layer_norm_backward(*arrays, *STATISTICS, 8, weight=weight, output_mask=mask)
 
     for _ in range(seen):
         gradients()
@@ -114,7 +114,7 @@ def test_results_of_a_fake_mode(seen):
 def test_nothing_needs_no_memory():
     empty = torch.empty(0, 8)
     for _ in range(3):
-        got = ng.layer_norm_backward(empty, empty, 8, torch.empty(0), torch.empty(0))
+        got = ng.layer_norm_backward(empty, empty, torch.empty(0), torch.empty(0), 8)
         assert got.grad_weight.tolist() == [0.0] * 8
 
 
@@ -124,17 +124,17 @@ def test_nested_tensors(layout):
     nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(1, 8)], layout=layout)
     for arrays in ((nested, X), (X, nested)):
         with pytest.raises(ng.ArrayTypeError, match="must be a dense tensor"):
-            ng.layer_norm_backward(*arrays, 8, *STATISTICS)
+            ng.layer_norm_backward(*arrays, *STATISTICS, 8)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_tensor_in_a_call_seen_before():
     nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(1, 8)])
-    arrays = [X, torch.randn(4, 8), *STATISTICS, torch.ones(8), torch.zeros(8)]
+    arrays = [X, torch.randn(4, 8), *STATISTICS, torch.ones(8)]
     out = [torch.empty(4, 8), torch.empty(8), torch.empty(8)]
 
     def call(arrays, out):
-        ng.layer_norm_backward(*arrays[:2], 8, *arrays[2:], out=out)
+        ng.layer_norm_backward(*arrays[:4], 8, weight=arrays[4], out=out)
 
     for _ in range(3):
         call(arrays, out)

@@ -4,16 +4,16 @@ For a process of its own: sizes of the plans are changed so that small data are 
 """
 
 from normgrad import verify
-from normgrad.backends.cpu import sizes
-from normgrad.plan import make_plan
-from normgrad.spec import Op
+from normgrad.backends.cpu.plan import tuned
+from normgrad.core.plan import make_plan
+from normgrad.core.spec import Op
 
 
 def check(changed, phase, cases, *, first=True):
     """Judge cases in all types, with some sizes changed; their plans have a phase, as the first."""
     for name, size in changed.items():
-        assert hasattr(sizes, name), name
-        setattr(sizes, name, size)
+        assert hasattr(tuned, name), name
+        setattr(tuned, name, size)
     for op, options in cases:
         for dtype in ("float32", "bfloat16", "float64"):
             problem = verify.make_problem(verify.Case(id="cut", op=Op(op), **options), dtype, 0)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from normgrad import functional, verify
-from normgrad.backends.cpu import sizes
+from normgrad.backends.cpu.plan import tuned
 from normgrad.cli.plan import spec_of
-from normgrad.plan import make_plan
-from normgrad.spec import Op
+from normgrad.core.plan import make_plan
+from normgrad.core.spec import Op
 
 pytest.importorskip("numba")
 SOME = (1, 2, 3, 4, 5, 7)
@@ -31,7 +31,7 @@ def test_rows(columns, dtype):
 
     def gradient(some):
         return functional.layer_norm_backward(
-            dy[:some], x[:some], columns, mean[:some], rstd[:some], gamma, backend="cpu"
+            dy[:some], x[:some], mean[:some], rstd[:some], columns, weight=gamma, backend="cpu"
         ).grad_input
 
     assert_slices_agree(gradient, 23)
@@ -45,7 +45,7 @@ def test_short_rows_wherever_they_lie(columns):
 
     def gradient(some):
         return functional.layer_norm_backward(
-            dy[some], x[some], columns, mean[some], rstd[some], gamma, backend="cpu"
+            dy[some], x[some], mean[some], rstd[some], columns, weight=gamma, backend="cpu"
         ).grad_input
 
     whole = gradient(slice(None))
@@ -62,7 +62,7 @@ def test_short_rows_wherever_they_lie(columns):
 )
 def test_groups(channels, groups, pixels, axis, limits, monkeypatch, forget_plans):
     for name, size in limits.items():
-        monkeypatch.setattr(sizes, name, size)
+        monkeypatch.setattr(tuned, name, size)
     forget_plans()
     shape = (9, channels, pixels) if axis == 1 else (9, pixels, channels)
     x, dy = (numbers(*shape, seed=seed) for seed in (1, 2))
@@ -70,9 +70,15 @@ def test_groups(channels, groups, pixels, axis, limits, monkeypatch, forget_plan
 
     def gradient(some):
         return functional.group_norm_backward(
-            dy[:some], x[:some], mean[:some], rstd[:some], gamma, num_groups=groups,
-            channel_axis=axis, backend="cpu",
-        ).grad_input  # fmt: skip
+            dy[:some],
+            x[:some],
+            mean[:some],
+            rstd[:some],
+            groups,
+            weight=gamma,
+            channel_axis=axis,
+            backend="cpu",
+        ).grad_input
 
     assert_slices_agree(gradient, 9)
 
@@ -82,17 +88,23 @@ def test_groups(channels, groups, pixels, axis, limits, monkeypatch, forget_plan
 @pytest.mark.parametrize(("channels", "pixels"), [(512, 196), (1300, 51), (300, 250)])
 def test_groups_of_many_short_channels(channels, pixels, axis, dtype):
     """Units of few slabs hold as many channels as make a task: 167 of 14x14, no multiple of 4."""
-    assert sizes.TASK_ELEMENTS // pixels % 4
-    assert channels * pixels >= 2 * sizes.TASK_ELEMENTS
+    assert tuned.TASK_ELEMENTS // pixels % 4
+    assert channels * pixels >= 2 * tuned.TASK_ELEMENTS
     shape = (9, channels, pixels) if axis == 1 else (9, pixels, channels)
     x, dy = (numbers(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
     mean, rstd, gamma = numbers(9, 1), np.abs(numbers(9, 1)), numbers(channels)
 
     def gradient(some):
         return functional.group_norm_backward(
-            dy[:some], x[:some], mean[:some], rstd[:some], gamma, num_groups=1,
-            channel_axis=axis, backend="cpu",
-        ).grad_input  # fmt: skip
+            dy[:some],
+            x[:some],
+            mean[:some],
+            rstd[:some],
+            1,
+            weight=gamma,
+            channel_axis=axis,
+            backend="cpu",
+        ).grad_input
 
     assert_slices_agree(gradient, 9)
 
@@ -114,9 +126,15 @@ def test_layouts_of_slices(shape, layout):
     def gradient(first, last):
         some = (slice(None), slice(first, last)) if axis == 0 else slice(first, last)
         return functional.group_norm_backward(
-            dy[some], x[some], mean[first:last], rstd[first:last], gamma, num_groups=8,
-            channel_axis=axis, backend="cpu",
-        ).grad_input.swapaxes(0, 1 - axis)  # fmt: skip
+            dy[some],
+            x[some],
+            mean[first:last],
+            rstd[first:last],
+            8,
+            weight=gamma,
+            channel_axis=axis,
+            backend="cpu",
+        ).grad_input.swapaxes(0, 1 - axis)
 
     whole = gradient(0, 8)
     for first, last in ((0, 1), (3, 4), (7, 8), (2, 5), (1, 8)):
@@ -126,8 +144,10 @@ def test_layouts_of_slices(shape, layout):
 
 def test_more_groups_than_units_are_split_for():
     """Slabs are taken whole where there are many, and in pieces where there are few."""
-    for samples, phase in ((9, "slabs"), (1, "units_in")):
-        case = verify.Case(id="", op=Op.GROUP_NORM, shape=(samples, 4, 70000), num_groups=4)
+    for samples, phase in ((9, "slabs"), (1, "sum_pieces")):
+        case = verify.Case(
+            id="", op=Op.GROUP_NORM_BACKWARD, shape=(samples, 4, 70000), num_groups=4
+        )
         plan = make_plan(spec_of(case, "float32"), "cpu")
         assert plan.config.phases[0].split()[0] == phase
     x, dy = (numbers(9, 4, 70000, seed=seed) for seed in (1, 2))
@@ -135,7 +155,7 @@ def test_more_groups_than_units_are_split_for():
 
     def gradient(some):
         return functional.group_norm_backward(
-            dy[:some], x[:some], mean[:some], rstd[:some], gamma, num_groups=4, backend="cpu"
+            dy[:some], x[:some], mean[:some], rstd[:some], 4, weight=gamma, backend="cpu"
         ).grad_input
 
     assert_slices_agree(gradient, 9)
@@ -151,15 +171,29 @@ def test_elements(channels, pixels, axis):
 
     def stage(some):
         return functional.batch_norm_elemt_backward(
-            dy[:some], x[:some], mean, rstd, gamma, one, other, count, channel_axis=axis,
+            dy[:some],
+            x[:some],
+            mean,
+            rstd,
+            one,
+            other,
+            count,
+            weight=gamma,
+            channel_axis=axis,
             backend="cpu",
-        )  # fmt: skip
+        )
 
     def inference(some):
         return functional.batch_norm_backward(
-            dy[:some], x[:some], gamma, mean, np.abs(rstd), training=False, channel_axis=axis,
+            dy[:some],
+            x[:some],
+            mean,
+            weight=gamma,
+            variance=np.abs(rstd),
+            training=False,
+            channel_axis=axis,
             backend="cpu",
-        ).grad_input  # fmt: skip
+        ).grad_input
 
     assert_slices_agree(stage, 23)
     assert_slices_agree(inference, 23)
@@ -172,17 +206,16 @@ def test_very_many_terms_change_parameter_gradients_alone(monkeypatch, forget_pl
 
     def gradients():
         forget_plans()
-        rows = functional.layer_norm_backward(dy, x, 40, mean, rstd, gamma, backend="cpu")
+        rows = functional.layer_norm_backward(dy, x, mean, rstd, 40, weight=gamma, backend="cpu")
         constants = functional.batch_norm_backward(
-            dy, x, gamma, gamma, np.abs(gamma), training=False, backend="cpu"
+            dy, x, gamma, weight=gamma, variance=np.abs(gamma), training=False, backend="cpu"
         )
         images = functional.group_norm_backward(
-            dy.reshape(9, 8, 5), x.reshape(9, 8, 5), mean, rstd, gamma[:8], num_groups=1,
-            backend="cpu",
-        )  # fmt: skip
+            dy.reshape(9, 8, 5), x.reshape(9, 8, 5), mean, rstd, 1, weight=gamma[:8], backend="cpu"
+        )
         return [result.grad_input for result in (rows, constants, images)]
 
     before = gradients()
-    monkeypatch.setattr(sizes, "MANY_TERMS", 0)
+    monkeypatch.setattr(tuned, "MANY_TERMS", 0)
     for one, other in zip(before, gradients(), strict=True):
         np.testing.assert_array_equal(one, other)

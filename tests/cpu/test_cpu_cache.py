@@ -1,7 +1,9 @@
-"""The disk cache of kernels: what other processes do to it, or the disk, changes no kernel."""
+"""The disk cache of kernels: what other processes, users or the disk do to it changes no kernel."""
 
 import ctypes
 import errno
+import os
+import tempfile
 
 import pytest
 from numba.core.caching import IndexDataCacheFile
@@ -45,6 +47,107 @@ def test_a_folder_stays_where_it_was_when_the_program_moves_on(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(jit.numba.config, "CACHE_DIR", "here")
     assert jit.cache_folder.__wrapped__().parent == tmp_path / "here"
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """No home, and a temporary folder of the test's own, where anybody can make folders."""
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    monkeypatch.setattr(jit.numba.config, "CACHE_DIR", "")
+    monkeypatch.setattr(jit.os.path, "expanduser", lambda path: "/dev/null")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    return shared
+
+
+def ours(shared):
+    return shared / f"normgrad-{os.getuid()}"
+
+
+def test_without_a_home_the_folder_is_a_private_one_in_the_temporary_folder(elsewhere):
+    place = jit.cache_folder.__wrapped__()
+    assert place.parent == ours(elsewhere)
+    assert [path.stat().st_mode & 0o777 for path in (place, place.parent)] == [0o700] * 2
+    assert jit.cache_folder.__wrapped__() == place
+
+
+def test_a_link_in_the_temporary_folder_is_not_followed(elsewhere, tmp_path):
+    """Whoever made it may point it to files of his own, once it was looked at."""
+    (tmp_path / "mine").mkdir(mode=0o700)
+    ours(elsewhere).symlink_to(tmp_path / "mine")
+    assert jit.cache_folder.__wrapped__() is None
+    ours(elsewhere).unlink()
+    place = jit.cache_folder.__wrapped__()
+    place.rmdir()
+    place.symlink_to(tmp_path / "mine")
+    assert jit.cache_folder.__wrapped__() is None
+    assert not list((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_a_folder_that_others_can_write_is_not_used(elsewhere, mode):
+    place = jit.cache_folder.__wrapped__()
+    for level in (place, place.parent):
+        level.chmod(mode)
+        assert jit.cache_folder.__wrapped__() is None
+        level.chmod(0o700)
+    elsewhere.chmod(0o777)  # without the sticky bit anybody may move our folder away
+    assert jit.cache_folder.__wrapped__() is None
+
+
+def test_a_folder_of_somebody_else_is_not_used(elsewhere, monkeypatch):
+    assert jit.cache_folder.__wrapped__() is not None
+    found = ours(elsewhere)
+    monkeypatch.setattr(jit.os, "getuid", lambda: 12345)
+    found.rename(ours(elsewhere))
+    assert jit.cache_folder.__wrapped__() is None
+
+
+def test_a_link_on_the_way_is_resolved_at_once(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.setattr(jit.numba.config, "CACHE_DIR", str(tmp_path / "link" / "here"))
+    assert jit.cache_folder.__wrapped__().parent == tmp_path / "real" / "here"
+
+
+def test_all_folders_are_private_whatever_the_mask(tmp_path, monkeypatch):
+    monkeypatch.setattr(jit.numba.config, "CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
+    before = os.umask(0)
+    try:
+        place = jit.cache_folder.__wrapped__()
+        monkeypatch.setattr(jit, "cache_folder", lambda: place)
+        assert result(5) == 5
+    finally:
+        os.umask(before)
+    (kernel,) = place.iterdir()
+    made = [kernel, *list(kernel.parents)[:4]]
+    assert made[-1] == tmp_path / "home"
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 5
+
+
+def test_a_home_of_everybody_is_not_used(elsewhere, tmp_path, monkeypatch):
+    """As earlier versions made it under a mask of 0: anybody may move our folder away."""
+    caches = tmp_path / ".cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
+    place = jit.cache_folder.__wrapped__()
+    assert place.parent.parent == caches
+    for mode, used in ((0o777, False), (0o1777, True), (0o775, True), (0o700, True)):
+        caches.chmod(mode)
+        assert (jit.cache_folder.__wrapped__() == place) is used, oct(mode)
+        if not used:
+            assert jit.cache_folder.__wrapped__().parent == ours(elsewhere)
+
+
+def test_a_relative_folder_in_a_removed_directory_falls_back(elsewhere, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(jit.numba.config, "CACHE_DIR", "here")
+    assert jit.cache_folder.__wrapped__().parent == ours(elsewhere)
 
 
 def test_two_processes_that_save_at_once_keep_their_kernels_apart(folder, monkeypatch):

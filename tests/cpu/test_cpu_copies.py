@@ -5,16 +5,16 @@ import pytest
 
 from normgrad import functional, verify
 from normgrad.cli.plan import spec_of
-from normgrad.plan import make_plan
-from normgrad.spec import Op
+from normgrad.core.plan import make_plan
+from normgrad.core.spec import Op
 
 pytest.importorskip("numba")
 
 # Operator and case: a few squares, exactly one, some that overlap.
 SMALL = [
-    ("batch_norm", {"shape": (2, 19, 3, 11), "layout": "mixed"}),
-    ("group_norm", {"shape": (1, 32, 80), "num_groups": 4, "layout": "mixed"}),
-    ("batch_norm", {"shape": (1, 16, 16), "layout": "mixed"}),
+    ("batch_norm_backward", {"shape": (2, 19, 3, 11), "layout": "mixed"}),
+    ("group_norm_backward", {"shape": (1, 32, 80), "num_groups": 4, "layout": "mixed"}),
+    ("batch_norm_backward", {"shape": (1, 16, 16), "layout": "mixed"}),
 ]
 
 
@@ -29,10 +29,10 @@ def test_phases():
         ((2, 19, 3, 5), "mixed", "copies x 1"),
         ((2, 19, 5, 7), "flipped", "copies x 1"),
     ):
-        case = verify.Case(id="copies", op=Op.BATCH_NORM, shape=shape, layout=layout)
+        case = verify.Case(id="copies", op=Op.BATCH_NORM_BACKWARD, shape=shape, layout=layout)
         spec = verify.make_problem(case, "float32", 0).spec
         assert make_plan(spec, "cpu").config.phases[0] == first
-    case = verify.Case(id="copies", op=Op.BATCH_NORM, shape=(8, 256, 56, 56))
+    case = verify.Case(id="copies", op=Op.BATCH_NORM_BACKWARD, shape=(8, 256, 56, 56))
     assert "transposes" not in str(make_plan(spec_of(case, "float32"), "cpu").config.phases)
 
 
@@ -59,9 +59,9 @@ def test_same_bits(shape, dtype):
                 got = functional.batch_norm_backward(
                     of_dy(dy),
                     here(x),
-                    weight,
-                    save_mean=mean,
-                    save_invstd=rstd,
+                    mean,
+                    rstd,
+                    weight=weight,
                     backend="cpu",
                     out=(dx, None, None),
                     output_mask=(True, False, False),
@@ -80,10 +80,10 @@ def test_a_repeated_gradient(size, dtype):
     dy = np.broadcast_to(one, x.shape)
     mean, rstd = np.zeros(17, np.float32), np.ones(17, np.float32)
     got, want = (
-        functional.batch_norm_backward(each, x, save_mean=mean, save_invstd=rstd, backend="cpu")
+        functional.batch_norm_backward(each, x, mean, rstd, backend="cpu")
         for each in (dy, dy.copy())
     )
-    for mine, theirs in zip(got, want, strict=True):
+    for mine, theirs in zip(got[:3], want[:3], strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 

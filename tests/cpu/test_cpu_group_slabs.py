@@ -5,23 +5,23 @@ import itertools
 import pytest
 
 from normgrad import verify
-from normgrad.backends.cpu import sizes
+from normgrad.backends.cpu.plan import tuned
 from normgrad.cli.plan import spec_of
-from normgrad.plan import make_plan
-from normgrad.spec import Op
+from normgrad.core.plan import make_plan
+from normgrad.core.spec import Op
 
 pytest.importorskip("numba")
 
 # Channels by the dozen in a unit and fewer in the last one; whole slabs of short, longer and very
 # long channels, which are summed in parts; parts of a channel; with dx past the cache.
 SHAPES = {
-    (2, 70, 33, 31): "units_in",
-    (1, 131, 5, 101): "units_in",
+    (2, 70, 33, 31): "sum_pieces",
+    (1, 131, 5, 101): "sum_pieces",
     (9, 41, 41, 40): "slabs",
     (40, 7, 13, 5): "slabs",
     (9, 1, 190, 190): "slabs",
-    (1, 3, 190, 190): "units_in",
-    (3, 90, 115, 115): "units_in",
+    (1, 3, 190, 190): "sum_pieces",
+    (3, 90, 115, 115): "sum_pieces",
 }
 MASKS = [mask for mask in itertools.product((False, True), repeat=3) if any(mask)]
 
@@ -30,7 +30,9 @@ MASKS = [mask for mask in itertools.product((False, True), repeat=3) if any(mask
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_slabs_of_group_norm(shape, dtype):
     for mask in MASKS if dtype == "float32" and shape[0] < 3 else MASKS[-1:]:
-        case = verify.Case(id="slabs", op=Op.GROUP_NORM, shape=shape, num_groups=1, mask=mask)
+        case = verify.Case(
+            id="slabs", op=Op.GROUP_NORM_BACKWARD, shape=shape, num_groups=1, mask=mask
+        )
         problem = verify.make_problem(case, dtype, 0)
         for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):
             assert measured.ok, (mask, measured)
@@ -41,8 +43,8 @@ def test_slabs_of_group_norm(shape, dtype):
 def test_units_stay_in_bounds(stay_in_bounds):
     """Units so small that small data have several."""
     shapes = ((2, 10, 5, 7), (1, 9, 8, 4), (1, 3, 70, 2), (2, 5, 1, 33), (8, 6, 10, 7))
-    cases = [("group_norm", {"shape": shape, "num_groups": 1}) for shape in shapes]
-    stay_in_bounds({"TASK_ELEMENTS": 64, "NEAR_SLAB": 0}, "units_in", cases)
+    cases = [("group_norm_backward", {"shape": shape, "num_groups": 1}) for shape in shapes]
+    stay_in_bounds({"TASK_ELEMENTS": 64, "NEAR_SLAB": 0}, "sum_pieces", cases)
 
 
 def test_groups_as_rows_stay_in_bounds(stay_in_bounds):
@@ -55,7 +57,10 @@ def test_groups_as_rows_stay_in_bounds(stay_in_bounds):
         ((2, 12), 4, everything), ((11, 6), 6, sums), ((7, 35), 5, gradient), ((1, 10), 2, bias),
     )  # fmt: skip
     cases = [
-        ("group_norm", {"shape": shape, "num_groups": groups, "mask": mask, "weight": weight})
+        (
+            "group_norm_backward",
+            {"shape": shape, "num_groups": groups, "mask": mask, "weight": weight},
+        )
         for shape, groups, mask in plans
         for weight in (True, False)
     ]
@@ -67,7 +72,9 @@ def test_groups_as_rows_stay_in_bounds(stay_in_bounds):
     ("shape", "groups"), [((70, 48, 5, 5), 4), ((300, 96), 6), ((33, 7, 4, 5), 7)], ids=str
 )
 def test_groups_as_rows(shape, groups, mask):
-    case = verify.Case(id="rows", op=Op.GROUP_NORM, shape=shape, num_groups=groups, mask=mask)
+    case = verify.Case(
+        id="rows", op=Op.GROUP_NORM_BACKWARD, shape=shape, num_groups=groups, mask=mask
+    )
     for dtype in ("float32", "bfloat16", "float16"):
         problem = verify.make_problem(case, dtype, 0)
         for measured in verify.judge(problem, verify.run_backend(problem, "cpu")):
@@ -84,7 +91,9 @@ def test_which_groups_are_rows():
     """Few pixels; groups that have gaps are not."""
 
     def rows(shape, **options):
-        case = verify.Case(id="rows", op=Op.GROUP_NORM, shape=shape, num_groups=4, **options)
+        case = verify.Case(
+            id="rows", op=Op.GROUP_NORM_BACKWARD, shape=shape, num_groups=4, **options
+        )
         phases = make_plan(spec_of(case, "float32"), "cpu").config.phases
         return any(phase.startswith("rows") for phase in phases)
 
@@ -98,20 +107,20 @@ def test_which_groups_are_rows():
 
 def test_a_unit_has_many_short_channels():
     """A task for each would take longer to hand out than to do."""
-    case = verify.Case(id="units", op=Op.GROUP_NORM, shape=(4, 384, 14, 14), num_groups=1)
+    case = verify.Case(id="units", op=Op.GROUP_NORM_BACKWARD, shape=(4, 384, 14, 14), num_groups=1)
     phases = make_plan(spec_of(case, "float32"), "cpu").config.phases
-    assert phases[0] == "units_in x 12"
-    assert phases[2] == "units_out x 12"
+    assert phases[0] == "sum_pieces x 12"
+    assert phases[2] == "write_pieces x 12"
 
 
 def test_units_or_whole_slabs_agree(monkeypatch, forget_plans):
     """The sums of a channel are the same bits, and so are the parameter gradients."""
-    case = verify.Case(id="both", op=Op.GROUP_NORM, shape=(10, 40, 41, 41), num_groups=1)
+    case = verify.Case(id="both", op=Op.GROUP_NORM_BACKWARD, shape=(10, 40, 41, 41), num_groups=1)
     problem = verify.make_problem(case, "float32", 0)
     whole = verify.run_backend(problem, "cpu")
-    monkeypatch.setattr(sizes, "NEAR_SLAB", 0)
+    monkeypatch.setattr(tuned, "NEAR_SLAB", 0)
     forget_plans()
-    assert make_plan(spec_of(case, "float32"), "cpu").config.phases[0].startswith("units_in")
+    assert make_plan(spec_of(case, "float32"), "cpu").config.phases[0].startswith("sum_pieces")
     split = verify.run_backend(problem, "cpu")
     monkeypatch.undo()
     forget_plans()

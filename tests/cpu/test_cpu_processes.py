@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from cpu_digest import digest
 
+from neutral import neutral
 from normgrad import functional
 from normgrad.backends.cpu.threads import pool, team
-from normgrad.cores import cores
+from normgrad.core.cpu_count import cores
 
 DIGEST = str(Path(__file__).parent / "cpu_digest.py")
 
@@ -34,12 +35,14 @@ print(ran)
 """
 
 
+@pytest.mark.slow(14)
 def test_every_thread_count_gives_the_same_bits(python):
     counts = ("1", "2", "3", "8")
     found = {count: python(DIGEST, NORMGRAD_NUM_THREADS=count) for count in counts}
     assert len(set(found.values())) == 1, found
 
 
+@pytest.mark.slow(16)
 def test_without_the_compiler_every_access_is_in_bounds(python):
     assert int(python("-c", NO_COMPILER, NUMBA_DISABLE_JIT="1")) > 300
 
@@ -62,10 +65,11 @@ with checked.memory([(start, start + 64)], []):
     assert python("-c", program, NUMBA_DISABLE_JIT="1").count("outside of what it was given") == 2
 
 
+@pytest.mark.slow(9)
 def test_a_processor_without_16_bit_instructions(python):
-    arguments = ("-m", "normgrad", "check", "--backend", "cpu", "--op", "layer_norm")
+    arguments = ("-m", "normgrad", "check", "--backend", "cpu", "--op", "layer_norm_backward")
     printed = python(*arguments, "--dtype", "float16", NUMBA_CPU_NAME="generic")
-    assert " passed, 0 failed" in printed
+    assert " 0 failed" in printed or " cases right" in printed, printed
 
 
 def test_several_threads_call_at_once(monkeypatch):
@@ -89,13 +93,16 @@ def test_short_calls_share_the_helpers(monkeypatch):
     monkeypatch.setenv("NORMGRAD_NUM_THREADS", "3")
     rng = np.random.default_rng(3)
     dy, x = (rng.standard_normal((1024, 256)).astype(np.float32) for _ in range(2))
-    want = [array.tobytes() for array in functional.batch_norm_backward(dy, x, backend="cpu")]
+    want = [
+        array.tobytes()
+        for array in functional.batch_norm_backward(dy, x, *neutral(x), backend="cpu")[:3]
+    ]
     wrong = []
 
     def work():
         for _ in range(150):
-            got = functional.batch_norm_backward(dy, x, backend="cpu")
-            if [array.tobytes() for array in got] != want:
+            got = functional.batch_norm_backward(dy, x, *neutral(x), backend="cpu")
+            if [array.tobytes() for array in got[:3]] != want:
                 wrong.append(got)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
@@ -162,7 +169,8 @@ def test_a_caller_who_flushes_subnormals_gets_the_same_bits(rows, teams, monkeyp
 
     def bits():
         monkeypatch.setattr(team.TEAM.turns, "left", teams)
-        return [one.tobytes() for one in functional.layer_norm_backward(dy, x, 100, line, line)]
+        found = functional.layer_norm_backward(dy, x, line, line, 100)
+        return [one.tobytes() for one in found[:3]]
 
     want = bits()
     if not torch.set_flush_denormal(True):
@@ -181,7 +189,7 @@ from normgrad import functional
 from normgrad.backends.cpu import jit
 x, ones = np.arange(4, dtype=np.float32).reshape(2, 2), np.ones(2, np.float32)
 options = dict(training=False, eps=3, output_mask=(True, False, False), backend="cpu")
-found = functional.batch_norm_backward(x, x, None, ones, ones, **options)
+found = functional.batch_norm_backward(x, x, ones, variance=ones, **options)
 print(found.grad_input.tolist(), jit.cache_folder())
 """
 SMALL_RESULT = "[[0.0, 0.5], [1.0, 1.5]]"
@@ -210,6 +218,7 @@ def test_nowhere_to_cache_still_works(python, tmp_path):
     assert python("-c", program, **folders).startswith(f"{SMALL_RESULT} None")
 
 
+@pytest.mark.slow(10)
 def test_a_cache_that_others_can_write_is_not_used(python, tmp_path):
     first = python("-c", SMALL, NUMBA_CACHE_DIR=str(tmp_path))
     folder = Path(first.split("]] ")[1].strip())

@@ -1,15 +1,13 @@
 """Few large slabs: some are summed and written before the next, so that they stay in the cache."""
 
-import functools
-
 import numpy as np
 import pytest
 
 from normgrad import functional, verify
-from normgrad.backends.cpu import sizes
+from normgrad.backends.cpu.plan import tuned
 from normgrad.cli.plan import spec_of
-from normgrad.plan import make_plan
-from normgrad.spec import Op
+from normgrad.core.plan import make_plan
+from normgrad.core.spec import Op
 
 pytest.importorskip("numba")
 
@@ -17,7 +15,7 @@ pytest.importorskip("numba")
 @pytest.fixture
 def small_cache(monkeypatch, forget_plans):
     """A last cache that is half full with one slab."""
-    monkeypatch.setattr(sizes, "LAST_CACHE", 3 << 20)
+    monkeypatch.setattr(tuned, "LAST_CACHE", 3 << 20)
 
 
 def phases(op, shape, groups=1):
@@ -26,14 +24,14 @@ def phases(op, shape, groups=1):
 
 
 def test_slabs_take_turns(small_cache):
-    once = ("units_in", "join_units", "units_out")
-    made = [one.split()[0] for one in phases(Op.BATCH_NORM, (2, 5, 70000))]
+    once = ("sum_pieces", "combine_pieces", "write_pieces")
+    made = [one.split()[0] for one in phases(Op.BATCH_NORM_BACKWARD, (2, 5, 70000))]
     assert made == [*once] * 5
-    made = [one.split()[0] for one in phases(Op.GROUP_NORM, (1, 12, 70000), 4)]
+    made = [one.split()[0] for one in phases(Op.GROUP_NORM_BACKWARD, (1, 12, 70000), 4)]
     assert made == [*once] * 4 + ["join_samples"]
     # One slab that does not stay, and more turns than there are phases for.
-    assert len(phases(Op.BATCH_NORM, (8, 2, 70000))) == 3
-    assert len(phases(Op.BATCH_NORM, (2, 31, 70000))) == 3
+    assert len(phases(Op.BATCH_NORM_BACKWARD, (8, 2, 70000))) == 3
+    assert len(phases(Op.BATCH_NORM_BACKWARD, (2, 31, 70000))) == 3
 
 
 @pytest.mark.parametrize("op", ["batch", "group"])
@@ -49,13 +47,13 @@ def test_turns_change_no_bit(op, small_cache, monkeypatch, forget_plans):
         out = tuple(np.full(one, np.nan, "f4") for one in (shape, (6,), (6,)))
         if op == "batch":
             call = functional.batch_norm_backward
-            return call(dy, x, gamma, None, None, mean, rstd, out=out, backend="cpu")
+            return call(dy, x, mean, rstd, weight=gamma, out=out, backend="cpu")[:3]
         call = functional.group_norm_backward
-        return call(dy, x, mean, rstd, gamma, num_groups=3, out=out, backend="cpu")
+        return call(dy, x, mean, rstd, 3, weight=gamma, out=out, backend="cpu")[:3]
 
     def turns_taken():
-        known = Op.BATCH_NORM if op == "batch" else Op.GROUP_NORM
-        return sum(one.startswith("units_in") for one in phases(known, shape, 3))
+        known = Op.BATCH_NORM_BACKWARD if op == "batch" else Op.GROUP_NORM_BACKWARD
+        return sum(one.startswith("sum_pieces") for one in phases(known, shape, 3))
 
     turns = results()
     assert turns_taken() == 6
@@ -78,10 +76,14 @@ def test_turns_leave_room_for_copies(small_cache):
     shapes = [(1, 12, 300, 250)] * 2 + [(3, 2), (3, 2), (6, 2)]
     operands = [gapped(*shape) for shape in shapes]
     out = gapped(1, 12, 300, 250), gapped(6, 2), gapped(6, 2)
-    call = functools.partial(functional.group_norm_backward, num_groups=6, backend="cpu")
-    call(*operands, out=out)
-    dense = call(*(np.ascontiguousarray(operand) for operand in operands))
-    for one, other in zip(out, dense, strict=True):
+
+    def call(operands, out=None):
+        *first, weight = operands
+        return functional.group_norm_backward(*first, 6, weight=weight, out=out, backend="cpu")
+
+    call(operands, out)
+    dense = call([np.ascontiguousarray(operand) for operand in operands])
+    for one, other in zip(out, dense[:3], strict=True):
         np.testing.assert_array_equal(one, other.reshape(one.shape))
-    names = [one.split()[0] for one in phases(Op.GROUP_NORM, (1, 12, 75000), 6)]
-    assert names.count("units_in") == sizes.MOST_TURNS
+    names = [one.split()[0] for one in phases(Op.GROUP_NORM_BACKWARD, (1, 12, 75000), 6)]
+    assert names.count("sum_pieces") == tuned.MOST_TURNS

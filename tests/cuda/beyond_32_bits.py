@@ -14,11 +14,11 @@ from triton.runtime import interpreter
 
 import normgrad as ng
 from normgrad.backends.cuda.device import KNOWN
-from normgrad.backends.cuda.launch import constants_of, kernel_of
-from normgrad.backends.cuda.program import Ref
+from normgrad.backends.cuda.plan.program import Ref
+from normgrad.backends.cuda.run.launch import constants_of, kernel_of
 from normgrad.bench.suites import rows
 from normgrad.cli.plan import program_of, spec_of
-from normgrad.spec import Op
+from normgrad.core.spec import Op
 
 EDGE = 1 << 31
 _NORESERVE = 0x4000
@@ -58,22 +58,29 @@ def test_small_planes_of_samples_far_apart(step):
     dy.copy_(torch.randn(shape))
     gamma, mean, rstd = torch.ones(4), torch.full((4,), 3.0), torch.ones(4)
     sums = torch.empty(4), torch.empty(4)
-    options = {"save_mean": mean, "save_invstd": rstd}
-    want = ng.batch_norm_backward(dy, x, gamma, **options, backend="reference")
-    ng.batch_norm_backward(dy, x, gamma, **options, out=(dx, *sums), backend="cuda")
+    operands = dy, x, mean, rstd
+    want = ng.batch_norm_backward(*operands, weight=gamma, backend="reference")
+    ng.batch_norm_backward(*operands, weight=gamma, out=(dx, *sums), backend="cuda")
     unit = want.grad_input.double().abs() * 2**-10 + 2**-24  # of float16
     assert bool(((dx.double() - want.grad_input.double()).abs() <= unit).all())
 
 
-@pytest.mark.parametrize("op", ["batch_norm", "batch_norm_elemt"])
+@pytest.mark.parametrize("op", ["batch_norm_backward", "batch_norm_elemt_backward"])
 @pytest.mark.parametrize("length", [EDGE - (1 << 25), EDGE, EDGE + 1024])
 def test_the_last_elements_of_a_long_plane(op, length, monkeypatch):
-    mask = {} if op == "batch_norm_elemt" else {"mask": (True, False, False)}
+    mask = {} if op == "batch_norm_elemt_backward" else {"mask": (True, False, False)}
     (*_, step) = launches(plan(op, f"1x1x{length}", "float16", **mask))
     data = {role: sparse(length, torch.float16) for role in ("dy", "x", "dx")}
     data["dy"][-2048:] = 1
     one, none = torch.ones(8), torch.zeros(8)
-    small = {"mean": none, "rstd": one, "gamma": one, "totals": none, "first_sum": none}
+    small = {
+        "mean": none,
+        "rstd": one,
+        "gamma": one,
+        "beta": none,
+        "totals": none,
+        "first_sum": none,
+    }
     small |= {"second_sum": none, "counter": torch.ones(4, dtype=torch.int32)}
     # The second pass goes backwards.
     last = 0 if dict(step.constants)["REVERSE"] else step.grid[0] - 1
@@ -83,7 +90,9 @@ def test_the_last_elements_of_a_long_plane(op, length, monkeypatch):
 
 def test_the_sums_of_a_long_plane(monkeypatch):
     length = EDGE + 4096
-    (workload,) = rows(Op.BATCH_NORM, f"1x1x{length}", ("float16",), mask=(False, True, True))
+    (workload,) = rows(
+        Op.BATCH_NORM_BACKWARD, f"1x1x{length}", ("float16",), mask=(False, True, True)
+    )
     many = replace(KNOWN["h200"], multiprocessors=1 << 17)  # so that a block has few tiles
     (step, *_) = launches(program_of(spec_of(workload.case, "float16"), many))
     assert step.kernel == "sums.plane_sums"
@@ -101,7 +110,7 @@ def test_the_sums_of_a_long_plane(monkeypatch):
 def test_more_channels_of_samples_than_32_bits_count(samples, kernel, device, monkeypatch):
     mask = (False, False, True) if kernel == "parameters" else (True, False, False)
     options = {"groups": 32, "mask": mask, "device": device}
-    found = launches(plan("group_norm", f"{samples}x512", "bfloat16", **options))
+    found = launches(plan("group_norm_backward", f"{samples}x512", "bfloat16", **options))
     step = next(one for one in found if one.kernel == f"sums.finish_{kernel}")
     before = EDGE + 512  # where a sum that is too large for 32 bits would look
     partials = sparse(2 * samples * 512, torch.float32, before)
@@ -119,7 +128,7 @@ def test_more_channels_of_samples_than_32_bits_count(samples, kernel, device, mo
 @pytest.mark.parametrize("samples", [EDGE // 8, EDGE // 8 + 1])
 def test_the_sums_of_so_many(samples, monkeypatch):
     options = {"groups": 4, "mask": (False, False, True)}
-    (step, *_) = launches(plan("group_norm", f"{samples}x8x2", "float16", **options))
+    (step, *_) = launches(plan("group_norm_backward", f"{samples}x8x2", "float16", **options))
     assert step.kernel == "sums.unit_sums"
     dy = sparse(samples * 16, torch.float16, 1 << 26)
     dy[-2:] = 1

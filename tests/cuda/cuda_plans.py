@@ -1,10 +1,10 @@
 """Programs for tests, on GPUs that need not be here."""
 
 from normgrad.backends.cuda.device import KNOWN
-from normgrad.backends.cuda.program import Launch
+from normgrad.backends.cuda.plan.program import Launch
 from normgrad.bench.suites import rows, suite
 from normgrad.cli.plan import program_of, spec_of
-from normgrad.spec import Op
+from normgrad.core.spec import Op
 
 SUITE = suite("h200", "cuda")
 MASKS = ((True, True, True), (True, False, False), (False, True, True), (False, False, True))

@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 
-from normgrad.backends.cuda.mail import Mail
+from normgrad.backends.cuda.run.exchange_areas import Mail
 
 
 def _words(count):

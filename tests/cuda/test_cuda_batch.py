@@ -5,10 +5,10 @@ import pytest
 from interpreted import interpreted
 
 from normgrad.backends.cuda.device import KNOWN
-from normgrad.backends.cuda.program import Launch
+from normgrad.backends.cuda.plan.program import Launch
 from normgrad.bench import suites
 from normgrad.cli.plan import program_of, spec_of
-from normgrad.spec import Op
+from normgrad.core.spec import Op
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -27,6 +27,7 @@ DECIDE = {
     "sums.column_sums": ("splits", "blocks", "rows", "times", *TILES),
     "sums.unit_sums": ("run", *TILES),
     "sums.finish_groups": ("splits", "CHANNELS", "SPLITS"),
+    "sums.finish_statistics": ("parts", "UNITS", "PARTS"),
 }
 # What adds up nothing, or nothing of dx.
 OTHERS = ("copy.", "apply.", "sums.finish_parameters")
@@ -35,9 +36,9 @@ SHAPES = ("320x64x64", "640x32x32", "256x56x56", "1280x16x16", "512x14x14", "512
 SAMPLES = (1, 2, 3, 5, 7, 8, 12, 16, 33, 64, 200)
 
 
-def sums_of(shape, dtype, layout, device, groups):
-    """All that decides on the bits of dx."""
-    (workload,) = suites.rows(Op.GROUP_NORM, shape, (dtype,), (layout,), groups=groups)
+def sums_of(op, shape, dtype, layout, device, groups):
+    """All that decides on the bits of dx, or of y."""
+    (workload,) = suites.rows(op, shape, (dtype,), (layout,), groups=groups)
     program = program_of(spec_of(workload.case, dtype), device)
     made = []
     for step in program.steps:
@@ -51,14 +52,16 @@ def sums_of(shape, dtype, layout, device, groups):
 @pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
 @pytest.mark.parametrize("name", ["h200", "a100", "rtx3060", "t4"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-def test_groups_are_cut_alike_for_any_number_of_samples(dtype, name, layout):
+@pytest.mark.parametrize("op", [Op.GROUP_NORM_BACKWARD, Op.GROUP_NORM])
+def test_groups_are_cut_alike_for_any_number_of_samples(op, dtype, name, layout):
     for size in SHAPES:
         if layout == "channels-last" and size.count("x") < 2:
             continue
         channels = int(size.partition("x")[0])
         for groups in {1, 3 if channels % 3 == 0 else 2 if channels % 2 == 0 else 1, channels}:
             first, *others = (
-                sums_of(f"{count}x{size}", dtype, layout, KNOWN[name], groups) for count in SAMPLES
+                sums_of(op, f"{count}x{size}", dtype, layout, KNOWN[name], groups)
+                for count in SAMPLES
             )
             for count, other in zip(SAMPLES[1:], others, strict=True):
                 assert other == first, (size, groups, count)
@@ -92,8 +95,8 @@ def group(groups):
         gamma = rng.random(x.shape[1]).astype("f4")
 
         def made(some):
-            operands = dy[some], x[some], mean[some], rstd[some], gamma
-            return ng.group_norm_backward(*operands, num_groups=groups, backend="cuda").grad_input
+            operands = dy[some], x[some], mean[some], rstd[some], groups
+            return ng.group_norm_backward(*operands, weight=gamma, backend="cuda").grad_input
 
         return made
 
@@ -104,7 +107,7 @@ def layer(dy, x):
     mean, rstd = rng.random((2, len(x))).astype("f4")
 
     def made(some):
-        operands = dy[some], x[some], x.shape[1], mean[some], rstd[some]
+        operands = dy[some], x[some], mean[some], rstd[some], x.shape[1]
         return ng.layer_norm_backward(*operands, backend="cuda").grad_input
 
     return made
@@ -121,10 +124,23 @@ for view in (np.ascontiguousarray, last):
     compare((4, 4, 23, 23), group(2), view, "f2")
     backend.INTERPRETER = device.Device("old", 75, 3, 65536, 60 << 10, 1024)  # two passes
     compare((4, 4, 40, 31), group(2), view)
+for view in (np.ascontiguousarray, last):
+    forward = lambda _, x: lambda some: ng.group_norm(x[some], 3, backend="cuda").output
+    for backend.INTERPRETER in (
+        device.INTERPRETER,
+        device.Device("small", 80, 3, 65536, 60 << 10, 2048),
+        device.Device("old", 75, 3, 65536, 60 << 10, 1024),
+    ):
+        compare((4, 15, 5, 5), forward, view)
+        compare((4, 12, 40, 5), forward, view, "f2")
+for columns in (64, 65, 300, 2050):
+    rows = lambda _, x: lambda some: ng.layer_norm(x[some], x.shape[1], backend="cuda").output
+    compare((4, columns), rows)
 print("done")
 """
 
 
+@pytest.mark.slow(8)
 def test_slices_of_a_batch_have_its_bits():
     """Also those that start at no multiple of 16 bytes, whose statistics do not either."""
     assert interpreted("-c", SLICES).strip() == "done"

@@ -7,10 +7,10 @@ import pytest
 from cuda_plans import launches
 
 from normgrad.backends.cuda.device import KNOWN
-from normgrad.backends.cuda.program import Builder, Ref, _copy
+from normgrad.backends.cuda.plan.program import Builder, Ref, copy_of
 from normgrad.cli.plan import program_of
-from normgrad.geometry import joined_axes
-from normgrad.spec import Op, Spec, TensorSpec, row_major
+from normgrad.core.geometry import joined_axes
+from normgrad.core.spec import Op, Spec, TensorSpec, row_major
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -45,7 +45,7 @@ def test_axes_of_a_copy_are_joined_where_both_sides_allow(seed):
 def test_copies_count_in_as_many_bits_as_they_need(shape, strides, wide):
     tensor = TensorSpec(shape, strides, "float32")
     places = Ref("x", 0, "float32"), Ref("", 0, "float32")
-    step = _copy(*places, shape, strides, row_major(shape))
+    step = copy_of(*places, shape, strides, row_major(shape))
     given, sizes = dict(step.arguments), dict(step.constants)
     assert sizes["WIDE"] == wide
     if step.kernel == "copy.flat_copy":
@@ -68,7 +68,7 @@ def test_data_at_odd_addresses_are_copied_as_they_lie(shape, strides, kernel, si
     """In the order of memory, gaps left alone, what is repeated once."""
     x, line = TensorSpec.contiguous(shape, "float32"), TensorSpec.contiguous(shape[1:2], "float32")
     dy = TensorSpec(shape, strides, "float32")
-    spec = Spec(op=Op.BATCH_NORM, dy=dy, x=x, mean=line, rstd=line, dx=x, device="cuda:0")
+    spec = Spec(op=Op.BATCH_NORM_BACKWARD, dy=dy, x=x, mean=line, rstd=line, dx=x, device="cuda:0")
     builder = Builder(spec, "float32")
     place = builder.move("dy")
     (step,) = builder.steps
@@ -84,7 +84,7 @@ def test_an_expanded_gradient_is_copied_by_rows():
     rows = TensorSpec.contiguous((64,), "float32")
     dy = TensorSpec(shape, (64, 0, 1), "float32")
     operands = {"dy": dy, "x": x, "mean": rows, "rstd": rows, "gamma": line, "dx": x}
-    spec = Spec(op=Op.LAYER_NORM, normalized_shape=(64,), device="cuda:0", **operands)
+    spec = Spec(op=Op.LAYER_NORM_BACKWARD, normalized_shape=(64,), device="cuda:0", **operands)
     copy = launches(program_of(spec, KNOWN["h200"]))[0]
     assert copy.kernel == "copy.strided_copy"
     given, sizes = dict(copy.arguments), dict(copy.constants)

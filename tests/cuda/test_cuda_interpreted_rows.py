@@ -8,13 +8,13 @@ pytest.importorskip("triton")
 
 AHEAD = """
 from normgrad import verify
-from normgrad.backends.cuda import rows_plan
-from normgrad.plan import make_plan
-from normgrad.spec import Op
+from normgrad.backends.cuda.plan import rows
+from normgrad.core.plan import make_plan
+from normgrad.core.spec import Op
 
-rows_plan._ROUNDS = 0
+rows._ROUNDS = 0
 for shape in ((803, 64), (301, 512), (7, 8192)):
-    case = verify.Case(id="ahead", op=Op.LAYER_NORM, shape=shape)
+    case = verify.Case(id="ahead", op=Op.LAYER_NORM_BACKWARD, shape=shape)
     problem = verify.make_problem(case, "float32", 0)
     for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
         assert measured.ok, (shape, measured)
@@ -33,8 +33,10 @@ import dataclasses
 import numpy as np
 from host_mail import HostMail
 from normgrad import functional
-from normgrad.backends.cuda import backend, device, row_ring_plan
-from normgrad.backends.cuda.kernels import bulk_stand_in, row_ring
+from normgrad.backends.cuda import backend, device
+from normgrad.backends.cuda.plan import row_ring
+from normgrad.backends.cuda.pieces import bulk_stand_in
+from normgrad.backends.cuda.schedules import row_ring as kernels
 
 
 def copy_inside(to, source, count):
@@ -46,12 +48,12 @@ def copy_inside(to, source, count):
 
 copy, bulk_stand_in._copy = bulk_stand_in._copy, copy_inside
 called = []
-start = row_ring.start_barriers
-row_ring.start_barriers = lambda *given: (called.append(1), start(*given))[1]
+start = kernels.start_barriers
+kernels.start_barriers = lambda *given: (called.append(1), start(*given))[1]
 rng = np.random.default_rng(6)
 mail = HostMail()
 backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, multiprocessors=2)
-row_ring_plan._NOTED = 256  # statistics are fetched more than once for 2100 rows
+row_ring._NOTED = 256  # statistics are fetched more than once for 2100 rows
 # (rows, columns, room between rows): full sets and others, blocks of 8, 4 and 2 warps; then the
 # last tile in part, rows in a warp or in parts of one, whole and cut, sets that start anywhere and
 # data that end there.
@@ -78,8 +80,8 @@ for number, (rows, cols, gap) in enumerate(shapes):
         called.clear()
         got, want = (
             functional.layer_norm_backward(
-                dy, x, cols, mean, rstd, gamma, output_mask=mask, backend=name
-            )
+                dy, x, mean, rstd, cols, weight=gamma, output_mask=mask, backend=name
+            )[:3]
             for name in ("cuda", "reference")
         )
         assert called, (rows, cols, dtype)
@@ -92,6 +94,7 @@ print("done")
 """
 
 
+@pytest.mark.slow(15)
 def test_rows_that_come_through_a_ring():
     assert interpreted("-c", RING).strip() == "done"
 
@@ -100,13 +103,14 @@ GROUPS = """
 import dataclasses
 from host_mail import HostMail
 from normgrad import verify
-from normgrad.backends.cuda import backend, device, row_ring_plan
-from normgrad.plan import make_plan
-from normgrad.spec import Op
+from normgrad.backends.cuda import backend, device
+from normgrad.backends.cuda.plan import row_ring
+from normgrad.core.plan import make_plan
+from normgrad.core.spec import Op
 
 mail = HostMail()
 backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, multiprocessors=2)
-row_ring_plan._NOTED = 128  # statistics are fetched more than once for 70 samples
+row_ring._NOTED = 128  # statistics are fetched more than once for 70 samples
 # (shape, groups): slabs in a warp, in parts of one and across a block; groups that fill no set,
 # instance norm, channels of more than 256 pixels, a sample for each block and many; then sets
 # that start anywhere, and no pixels, with several samples in a set, which they may not fill; data
@@ -123,7 +127,11 @@ for number, (text, groups) in enumerate(shapes):
     mask = {2: (True, False, True), 3: (True, False, False), 7: (True, True, False)}
     for dtype in ("float32", "float16"):
         case = verify.Case(
-            id=text, op=Op.GROUP_NORM, shape=shape, num_groups=groups, mask=mask.get(number, ()),
+            id=text,
+            op=Op.GROUP_NORM_BACKWARD,
+            shape=shape,
+            num_groups=groups,
+            mask=mask.get(number, ()),
             weight=number != 4,
         )
         problem = verify.make_problem(case, dtype, number)
@@ -136,6 +144,7 @@ print("done")
 """
 
 
+@pytest.mark.slow(12)
 def test_slabs_that_come_through_a_ring():
     assert interpreted("-c", GROUPS).strip() == "done"
 
@@ -144,42 +153,45 @@ PARTS = """
 import dataclasses
 from normgrad import verify
 from normgrad.backends.cuda import backend, device
-from normgrad.plan import make_plan
-from normgrad.spec import Op
+from normgrad.core.plan import make_plan
+from normgrad.core.spec import Op
 
 backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, multiprocessors=2)
 sums, dgamma, dbeta = (False, True, True), (False, True, False), (False, False, True)
 # (op, shape, options, the kernel meant)
 PLANS = (
     # Planes as columns: sums of tiny ones, elements of those that are no multiple of 16 bytes.
-    *((Op.BATCH_NORM, (70, 3, 3, 3), {"mask": mask}, "column_sums") for mask in (sums, dgamma)),
-    (Op.BATCH_NORM_REDUCE, (5, 6, 7, 7), {}, "column_sums"),
-    (Op.BATCH_NORM_REDUCE, (1, 5, 7, 9), {}, "column_sums"),
-    (Op.BATCH_NORM_REDUCE, (3, 4, 9, 9), {}, "plane_sums"),
-    (Op.BATCH_NORM_ELEMT, (5, 6, 7, 7), {}, "column_apply"),
-    (Op.BATCH_NORM_ELEMT, (1, 3, 17, 17), {}, "column_apply"),
+    *(
+        (Op.BATCH_NORM_BACKWARD, (70, 3, 3, 3), {"mask": mask}, "column_sums")
+        for mask in (sums, dgamma)
+    ),
+    (Op.BATCH_NORM_REDUCE_BACKWARD, (5, 6, 7, 7), {}, "column_sums"),
+    (Op.BATCH_NORM_REDUCE_BACKWARD, (1, 5, 7, 9), {}, "column_sums"),
+    (Op.BATCH_NORM_REDUCE_BACKWARD, (3, 4, 9, 9), {}, "plane_sums"),
+    (Op.BATCH_NORM_ELEMT_BACKWARD, (5, 6, 7, 7), {}, "column_apply"),
+    (Op.BATCH_NORM_ELEMT_BACKWARD, (1, 3, 17, 17), {}, "column_apply"),
     # One sample is instance norm.
-    (Op.BATCH_NORM, (1, 37, 31, 2), {}, "whole_rows"),
-    (Op.BATCH_NORM, (1, 5, 7, 9), {"mask": sums}, "whole_rows"),
-    (Op.BATCH_NORM, (1, 12, 30, 30), {"statistic": "variance"}, "plane_slabs"),
+    (Op.BATCH_NORM_BACKWARD, (1, 37, 31, 2), {}, "whole_rows"),
+    (Op.BATCH_NORM_BACKWARD, (1, 5, 7, 9), {"mask": sums}, "whole_rows"),
+    (Op.BATCH_NORM_BACKWARD, (1, 12, 30, 30), {"statistic": "variance"}, "plane_slabs"),
     # Parameter gradients alone of rows that come through the ring, or in strips of columns.
-    (Op.LAYER_NORM, (70, 768), {"mask": sums}, "whole_rows"),
-    (Op.LAYER_NORM, (301, 40), {"mask": dgamma}, "whole_rows"),
-    (Op.LAYER_NORM, (70, 9000), {"mask": sums}, "row_apply"),
-    (Op.LAYER_NORM, (520, 8200), {"mask": dgamma}, "row_apply"),
-    (Op.LAYER_NORM, (70, 9001), {"mask": dbeta}, "row_apply"),
-    (Op.BATCH_NORM, (3, 70, 3, 5), {"training": False}, "column_apply"),
+    (Op.LAYER_NORM_BACKWARD, (70, 768), {"mask": sums}, "whole_rows"),
+    (Op.LAYER_NORM_BACKWARD, (301, 40), {"mask": dgamma}, "whole_rows"),
+    (Op.LAYER_NORM_BACKWARD, (70, 9000), {"mask": sums}, "row_apply"),
+    (Op.LAYER_NORM_BACKWARD, (520, 8200), {"mask": dgamma}, "row_apply"),
+    (Op.LAYER_NORM_BACKWARD, (70, 9001), {"mask": dbeta}, "row_apply"),
+    (Op.BATCH_NORM_BACKWARD, (3, 70, 3, 5), {"training": False}, "column_apply"),
     # Several channels of samples in a block; x is read where dgamma is wanted.
-    (Op.GROUP_NORM, (3, 40, 7, 7), {"num_groups": 4, "mask": dbeta}, "unit_sums"),
-    (Op.GROUP_NORM, (2, 9, 33, 33), {"num_groups": 1, "mask": sums}, "plane_sums"),
-    (Op.GROUP_NORM, (2, 18, 31, 31), {"num_groups": 2, "mask": sums}, "unit_sums"),
+    (Op.GROUP_NORM_BACKWARD, (3, 40, 7, 7), {"num_groups": 4, "mask": dbeta}, "unit_sums"),
+    (Op.GROUP_NORM_BACKWARD, (2, 9, 33, 33), {"num_groups": 1, "mask": sums}, "plane_sums"),
+    (Op.GROUP_NORM_BACKWARD, (2, 18, 31, 31), {"num_groups": 2, "mask": sums}, "unit_sums"),
     # Slabs through the ring without dx.
-    (Op.GROUP_NORM, (6, 16, 7, 7), {"num_groups": 4, "mask": sums}, "whole_rows"),
-    (Op.GROUP_NORM, (16, 8, 4, 4), {"num_groups": 8, "mask": dgamma}, "whole_rows"),
-    (Op.GROUP_NORM, (33, 16), {"num_groups": 4, "mask": sums}, "whole_rows"),
+    (Op.GROUP_NORM_BACKWARD, (6, 16, 7, 7), {"num_groups": 4, "mask": sums}, "whole_rows"),
+    (Op.GROUP_NORM_BACKWARD, (16, 8, 4, 4), {"num_groups": 8, "mask": dgamma}, "whole_rows"),
+    (Op.GROUP_NORM_BACKWARD, (33, 16), {"num_groups": 4, "mask": sums}, "whole_rows"),
     # Few long rows, in parts; all their parameter gradients by one block, or by several.
-    (Op.LAYER_NORM, (3, 13000), {"mask": sums}, "row_apply"),
-    (Op.LAYER_NORM, (19, 13001), {"mask": sums}, "row_apply"),
+    (Op.LAYER_NORM_BACKWARD, (3, 13000), {"mask": sums}, "row_apply"),
+    (Op.LAYER_NORM_BACKWARD, (19, 13001), {"mask": sums}, "row_apply"),
 )
 for op, shape, options, kernel in PLANS:
     for dtype in ("float32", "float16"):
@@ -190,7 +202,7 @@ for op, shape, options, kernel in PLANS:
         steps = make_plan(problem.spec, "cuda").config.steps
         assert any(step.kernel.endswith(kernel) for step in steps), (op, shape, options, dtype)
 for shape in ((3, 9000), (1, 5000), (40, 3000)):
-    case = verify.Case(id="long", op=Op.LAYER_NORM, shape=shape)
+    case = verify.Case(id="long", op=Op.LAYER_NORM_BACKWARD, shape=shape)
     problem = verify.make_problem(case, "float64", 0)
     for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
         assert measured.ok, (shape, measured)
@@ -200,5 +212,6 @@ print("done")
 """
 
 
+@pytest.mark.slow(14)
 def test_sums_and_elements_of_uneven_data():
     assert interpreted("-c", PARTS).strip() == "done"

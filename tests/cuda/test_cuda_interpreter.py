@@ -12,7 +12,9 @@ import pytest
 from interpreted import interpreted
 
 from normgrad import verify
-from normgrad.spec import Op
+from normgrad.backends.base import unknown_to_fast
+from normgrad.backends.cuda.plan.forms import TAKEN
+from normgrad.core.spec import Op
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -28,13 +30,18 @@ def check(op, dtype, tmp_path, codes=(0,)):
     return rows
 
 
+SLOW = pytest.mark.slow(6)
+QUICK = [Op.BATCH_NORM_BACKWARD, Op.LAYER_NORM_BACKWARD, Op.GROUP_NORM_BACKWARD, Op.LAYER_NORM]
+SWEPT = [(op.value, "float32") for op in Op if unknown_to_fast(op, TAKEN) is None]
+SWEPT += [("layer_norm_backward", "float16"), ("batch_norm_elemt_backward", "float16")]
+SWEPT += [("batch_norm_elemt_backward", "float64")]
+
+
 @pytest.mark.parametrize(
     ("op", "dtype"),
     [
-        *((op.value, "float32") for op in Op),
-        ("layer_norm", "float16"),
-        ("batch_norm_elemt", "float16"),
-        ("batch_norm_elemt", "float64"),
+        one if one in [(op, "float32") for op in QUICK] else pytest.param(*one, marks=SLOW)
+        for one in SWEPT
     ],
 )
 def test_every_case_is_within_its_budget(op, dtype, tmp_path):
@@ -42,7 +49,8 @@ def test_every_case_is_within_its_budget(op, dtype, tmp_path):
         assert row["verdict"] == "PASS", row
 
 
-@pytest.mark.parametrize("op", ["batch_norm", "layer_norm"])
+@pytest.mark.slow(11)
+@pytest.mark.parametrize("op", ["batch_norm_backward", "layer_norm_backward"])
 def test_bfloat16_within_twice_the_budget(op, tmp_path):
     """The interpreter cuts float32 off where a GPU rounds to the nearest: one unit, not half."""
     rows = check(op, "bfloat16", tmp_path, codes=(0, 1))
@@ -58,21 +66,19 @@ from normgrad import functional
 rng = np.random.default_rng(3)
 
 
-def compare(name, dtype, shape, statistics, *before, **options):
+def compare(name, dtype, shape, statistics, *reach):
     call = getattr(functional, f"{name}_norm_backward")
     x = (100 + 3 * rng.standard_normal(shape)).astype(dtype)
     dy = rng.standard_normal(shape).astype(dtype)
     mean = np.full(statistics, 100, dtype)
     rstd = np.full(statistics, 0.3, dtype)
-    weights = before[0] if before else (shape[1],)
+    weights = reach[0] if name == "layer" else (shape[1],)
     gamma = (1 + rng.standard_normal(weights)).astype(dtype)
     small = [np.full(weights, np.nan, dtype) for _ in range(2)]
 
     def run(dy, x, dx, backend):
         out = (dx, *(one.copy() for one in small))
-        if name == "batch":
-            return call(dy, x, gamma, None, None, mean, rstd, out=out, backend=backend)
-        return call(dy, x, *before, mean, rstd, gamma, out=out, backend=backend, **options)
+        return call(dy, x, mean, rstd, *reach, weight=gamma, out=out, backend=backend)[:3]
 
     want = run(dy, x, np.full_like(x, np.nan), "reference")
     for over in ("x", "dy"):
@@ -89,7 +95,7 @@ compare("layer", "f4", (45, 768), (45,), (768,))  # rows come through a ring
 for dtype in ("f4", "f8"):  # in float64 all data are read twice
     compare("layer", dtype, (3, 96), (3,), (96,))
     compare("batch", dtype, (4, 6, 35), (6,))
-    compare("group", dtype, (2, 6, 70), (2 * 3,), num_groups=3)
+    compare("group", dtype, (2, 6, 70), (2 * 3,), 3)
 print("done")
 """
 
@@ -114,8 +120,7 @@ for shape, dtype in (((2, 70, 9, 11), "f4"), ((1, 8, 8, 8), "f2"), ((3, 65, 1, 6
                 dx = of_dx(np.full(shape, np.nan, dtype))
                 call = functional.batch_norm_backward
                 data = of_dy(dy), of_x(x)
-                statistics = dict(save_mean=mean, save_invstd=rstd)
-                call(*data, **statistics, out=(dx, None, None), output_mask=(True, False, False),
+                call(*data, mean, rstd, out=(dx, None, None), output_mask=(True, False, False),
                      backend="cuda")
                 found.append(dx)
         assert all((one == found[0]).all() for one in found)
@@ -142,7 +147,9 @@ for rows, cols, dtype in shapes:
     mean, rstd = np.full(rows, 100, "f4"), np.full(rows, 0.3, "f4")
     gamma = rng.standard_normal(cols).astype(dtype)
     call = functional.layer_norm_backward
-    got, want = (call(dy, x, cols, mean, rstd, gamma, backend=b) for b in ("cuda", "reference"))
+    got, want = (
+        call(dy, x, mean, rstd, cols, weight=gamma, backend=b)[:3] for b in ("cuda", "reference")
+    )
     for one, other in zip(got, want):
         # Half a unit of float16, where the truth is rounded too.
         near = 2e-5 if dtype == "f4" else 6e-4
@@ -152,27 +159,31 @@ print("done")
 """
 
 
+@pytest.mark.slow(9)
 def test_rows_in_teams_clear_the_words_of_the_call_before():
     assert interpreted("-c", STAYING).strip() == "done"
 
 
 FOLDED = """
 from normgrad import verify
-from normgrad.backends.cuda import apply_plan, column_cuts, sums_plan
-from normgrad.spec import Op
+from normgrad.backends.cuda.plan import apply
+from normgrad.backends.cuda.plan import column_cuts
+from normgrad.backends.cuda.plan import sums
+from normgrad.backends.base import unknown_to_fast
+from normgrad.core.spec import Op
 
 found = []
-fold = sums_plan.fold
-sums_plan.fold = lambda *given: (made := fold(*given), found.append(made[1]))[0]
-apply_plan.fold = sums_plan.fold
+fold = sums.fold
+sums.fold = lambda *given: (made := fold(*given), found.append(made[1]))[0]
+apply.fold = sums.fold
 column_cuts._TWO_PASSES = -1e9
 PLANS = (
-    (Op.BATCH_NORM, {}),
-    (Op.BATCH_NORM, {"training": False}),
-    (Op.BATCH_NORM_REDUCE, {}),
-    (Op.BATCH_NORM_ELEMT, {}),
-    (Op.GROUP_NORM, {"num_groups": 1}),
-    (Op.GROUP_NORM, {"num_groups": 3}),
+    (Op.BATCH_NORM_BACKWARD, {}),
+    (Op.BATCH_NORM_BACKWARD, {"training": False}),
+    (Op.BATCH_NORM_REDUCE_BACKWARD, {}),
+    (Op.BATCH_NORM_ELEMT_BACKWARD, {}),
+    (Op.GROUP_NORM_BACKWARD, {"num_groups": 1}),
+    (Op.GROUP_NORM_BACKWARD, {"num_groups": 3}),
 )
 # Rows that fold for sums of 64 columns and elements of 256, with vectors of all widths.
 SHAPES = {
@@ -192,7 +203,7 @@ for shape, times in SHAPES.items():
             for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
                 assert measured.ok, (shape, op, dtype, measured)
             assert set(found) <= times, (shape, op, found)
-            if dtype == "float16" and op is Op.BATCH_NORM and not options:
+            if dtype == "float16" and op is Op.BATCH_NORM_BACKWARD and not options:
                 assert set(found) == times, (shape, found)
             if dtype == "float16" or shape[1] % 4:  # else elements are taken as they lie
                 assert found, (shape, op)
@@ -200,6 +211,7 @@ print("done")
 """
 
 
+@pytest.mark.slow(5)
 def test_rows_of_few_channels_side_by_side():
     assert interpreted("-c", FOLDED).strip() == "done"
 
@@ -208,12 +220,14 @@ MANY_SAMPLES = """
 import contextlib
 from triton.runtime import interpreter
 from normgrad import verify
-from normgrad.backends.cuda import interpret, parameters
-from normgrad.plan import make_plan
-from normgrad.spec import Op
+from normgrad.backends.cuda.run import interpret
+from normgrad.backends.cuda.plan import joins
+from normgrad.core.plan import make_plan
+from normgrad.backends.base import unknown_to_fast
+from normgrad.core.spec import Op
 
-parameters.THREADS = 1  # tiles of 32 parts
-case = verify.Case(id="many", op=Op.GROUP_NORM, shape=(53, 48, 4), num_groups=2)
+joins.THREADS = 1  # tiles of 32 parts
+case = verify.Case(id="many", op=Op.GROUP_NORM_BACKWARD, shape=(53, 48, 4), num_groups=2)
 problem = verify.make_problem(case, "float32", 0)
 before = interpreter.interpreter_builder.options, interpreter._patch_lang
 results = verify.run_backend(problem, "cuda")
@@ -230,6 +244,7 @@ print("done")
 """
 
 
+@pytest.mark.slow(4)
 def test_more_partials_than_a_block_takes_at_once():
     assert interpreted("-c", MANY_SAMPLES).strip() == "done"
 
@@ -239,8 +254,12 @@ import itertools
 import numpy as np
 from host_mail import HostMail
 from normgrad import functional
-from normgrad.backends.cuda import backend, device, interpret, column_cuts
-from normgrad.backends.cuda.tiles import Block
+from normgrad.backends.cuda import backend, device
+from normgrad.backends.cuda.run import interpret
+from normgrad.backends.cuda.plan import column_cuts
+from normgrad.backends.cuda.plan.tiles import Block
+from normgrad.calls import cached_calls, dispatch
+from normgrad.core import plan
 
 # Blocks so small that small data have many tiles, parts, pieces and rounds.
 column_cuts._LEAST_BYTES = 16
@@ -288,9 +307,9 @@ def compare(shape, groups, wanted, dtype="f4"):
         out = (last(np.full(shape, np.nan, dtype)), *small)
         if groups is None:
             call = functional.batch_norm_backward
-            return call(dy, x, gamma, None, None, mean, rstd, out=out, backend=backend)
+            return call(dy, x, mean, rstd, weight=gamma, out=out, backend=backend)[:3]
         call = functional.group_norm_backward
-        return call(dy, x, mean, rstd, gamma, num_groups=groups, out=out, backend=backend)
+        return call(dy, x, mean, rstd, groups, weight=gamma, out=out, backend=backend)[:3]
 
     want = results("reference")
     seen = []
@@ -310,9 +329,7 @@ def compare(shape, groups, wanted, dtype="f4"):
 
 def forget():
     # Plans and calls that are known.
-    import normgrad.dispatch, normgrad.plan
-
-    for module in (normgrad.dispatch, normgrad.plan):
+    for module in (cached_calls, dispatch, plan):
         for value in vars(module).values():
             getattr(value, "cache_clear", int)()
 
@@ -354,6 +371,7 @@ print("done")
 """
 
 
+@pytest.mark.slow(90)
 def test_columns_in_many_small_tiles():
     """With bytes around the workspace that must stay as they are."""
     assert interpreted("-c", COLUMNS).strip() == "done"
@@ -362,12 +380,14 @@ def test_columns_in_many_small_tiles():
 SMALL_IMAGES = """
 import numpy as np
 from normgrad import functional
-from normgrad.backends.cuda import backend, device, interpret, resident_blocks
-from normgrad.backends.cuda.tiles import Block
+from normgrad.backends.cuda import backend, device
+from normgrad.backends.cuda.run import interpret
+from normgrad.backends.cuda.plan import plane_blocks
+from normgrad.backends.cuda.plan.tiles import Block
 
 # Lines of 64 vectors: few images make many tiles, teams and rounds.
 line = Block(2, 1024, 4, 128, held=2, most=5, ahead=True)
-resident_blocks._flat_blocks = lambda *_: ((line, 1), (line, 1 << 30))
+plane_blocks._flat_blocks = lambda *_: ((line, 1), (line, 1 << 30))
 backend.INTERPRETER = device.Device("tiny", 90, 3, 65536, 24 << 10, 2048)
 rng = np.random.default_rng(6)
 run = interpret.interpret
@@ -393,7 +413,7 @@ def compare(shape, dtype, **wanted):
         small = [np.full(shape[1], np.nan, "f4") for _ in range(2)]
         out = (np.full(shape, np.nan, dtype), *small)
         call = functional.batch_norm_backward
-        return call(dy, x, gamma, None, None, mean, rstd, out=out, backend=backend)
+        return call(dy, x, mean, rstd, weight=gamma, out=out, backend=backend)[:3]
 
     for one, other in zip(results("cuda"), results("reference")):
         one, other = one.astype("f8"), other.astype("f8")
@@ -414,17 +434,58 @@ print("done")
 """
 
 
+@pytest.mark.slow(15)
 def test_planes_of_small_images_side_by_side():
     assert interpreted("-c", SMALL_IMAGES).strip() == "done"
 
 
+@pytest.mark.slow(60)
 def test_random_requests_on_small_devices():
     path = Path(__file__).with_name("random_requests.py")
     resident, _, count = interpreted(str(path), "44").split()
     assert int(resident) > int(count) // 2
 
 
+@pytest.mark.slow(15)
 def test_offsets_and_counts_beyond_32_bits():
     checks = Path(__file__).with_name("beyond_32_bits.py")
     quiet = ("-p", "no:cacheprovider", "-o", "filterwarnings=ignore::DeprecationWarning")
     assert "15 passed" in interpreted("-m", "pytest", "-q", "--noconftest", *quiet, str(checks))
+
+
+EXPANDED = """
+import numpy as np
+from normgrad import functional
+
+rng = np.random.default_rng(3)
+last = lambda array: np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
+
+
+def compare(call, *given, **options):
+    found, want = (call(*given, backend=one, **options)[:3] for one in ("cuda", "reference"))
+    for one, other in zip(found, want):
+        scale = max(1, np.abs(other).max())
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4 * scale)
+
+
+def some(*shape):
+    return (1 + rng.random(shape)).astype("f4")
+
+
+shape = (3, 6, 5, 7)
+# Repeated along all axes, those of images and pixels, all but the samples', the first two.
+for axes in ((1, 1, 1, 1), (1, 6, 1, 1), (3, 1, 1, 1), (1, 1, 5, 7)):
+    dy = np.broadcast_to(some(*axes), shape)
+    for order in (np.ascontiguousarray, last):
+        x, gamma = order(some(*shape)), some(6)
+        compare(functional.batch_norm_backward, dy, x, some(6), some(6), weight=gamma)
+        compare(functional.group_norm_backward, dy, x, some(6), some(6), 2, weight=gamma)
+    row = np.broadcast_to(dy[0, 0, 0], (9, 7))
+    compare(functional.layer_norm_backward, row, some(9, 7), some(9), some(9), 7)
+print("done")
+"""
+
+
+@pytest.mark.slow(10)
+def test_operands_that_repeat_what_they_have():
+    assert interpreted("-c", EXPANDED).strip() == "done"

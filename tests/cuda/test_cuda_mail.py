@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from cuda_plans import kernels, launches, plan
 
-from normgrad.backends.cuda import mail
-from normgrad.backends.cuda.program import Fill, Ref
+from normgrad.backends.cuda.plan.program import Fill, Ref
+from normgrad.backends.cuda.run import exchange_areas
 
 WAITING = (
-    ("batch_norm", "64x256x56x56", "bfloat16"),
-    ("group_norm", "4x512x128x128", "bfloat16"),
-    ("batch_norm", "64x256x56x56", "float32", "channels-last"),
-    ("batch_norm", "64x64x112x112", "bfloat16", "channels-last"),
-    ("layer_norm", "4096x16384", "bfloat16"),
+    ("batch_norm_backward", "64x256x56x56", "bfloat16"),
+    ("group_norm_backward", "4x512x128x128", "bfloat16"),
+    ("batch_norm_backward", "64x256x56x56", "float32", "channels-last"),
+    ("batch_norm_backward", "64x64x112x112", "bfloat16", "channels-last"),
+    ("layer_norm_backward", "4096x16384", "bfloat16"),
 )
 
 
@@ -40,7 +40,7 @@ class Memory:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_call_finds_clear_words(seed):
     pick, memory = random.Random(seed), Memory()
-    post = mail.Mail(memory.make)
+    post = exchange_areas.Mail(memory.make)
     for turn in range(200):
         count = pick.choice((1, 7, 300, pick.randint(1, 20000), pick.randint(1, 70000)))
         words, stale, left = post.take(count)
@@ -56,21 +56,21 @@ def test_every_call_finds_clear_words(seed):
 
 
 def test_a_mail_that_forgot_clears_nothing_of_the_old_one():
-    post = mail.Mail(Memory().make)
+    post = exchange_areas.Mail(Memory().make)
     post.take(5)
     post.forget()
     assert post.take(5)[2] == 0
 
 
 def test_one_for_each_thread_and_device(monkeypatch):
-    monkeypatch.setattr(mail, "_set_words", lambda index, count: (None, 1 << 20))
+    monkeypatch.setattr(exchange_areas, "_set_words", lambda index, count: (None, 1 << 20))
     from concurrent.futures import ThreadPoolExecutor
 
-    here = [mail.mail_of(101), mail.mail_of(102), mail.mail_of(101)]
+    here = [exchange_areas.mail_of(101), exchange_areas.mail_of(102), exchange_areas.mail_of(101)]
     assert here[0] is here[2]
     assert here[0] is not here[1]
     with ThreadPoolExecutor(1) as pool:
-        there = pool.submit(mail.mail_of, 101).result()
+        there = pool.submit(exchange_areas.mail_of, 101).result()
     assert there is not here[0]
 
 
@@ -78,7 +78,7 @@ def test_one_for_each_thread_and_device(monkeypatch):
 @pytest.mark.parametrize("request_", WAITING, ids=" ".join)
 def test_no_launch_clears_words_that_stay(request_, device):
     program = plan(*request_, device=device)
-    steps = mail.with_mail(program)
+    steps = exchange_areas.with_mail(program)
     if not program.words:
         assert tuple(steps) == program.steps
         return

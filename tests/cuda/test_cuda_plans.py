@@ -20,9 +20,9 @@ from cuda_plans import (
 
 from normgrad import verify
 from normgrad.backends.cuda.device import INTERPRETER, KNOWN, device_of
-from normgrad.backends.cuda.program import Builder, Fill
+from normgrad.backends.cuda.plan.program import Builder, Fill
 from normgrad.cli.plan import program_of, spec_of
-from normgrad.spec import DATA, RESULTS, ROLES
+from normgrad.core.spec import DATA, ROLES
 
 COPIES = {"copy.flat_copy", "copy.strided_copy", "copy.transposed_copy"}
 ELEMENTS = {"apply.plane_apply", "apply.column_apply"}
@@ -149,6 +149,8 @@ def test_partial_sums_are_joined(known):
             if "CHANNELS" in sizes:
                 planes = step.kernel == "planes.plane_slabs"
                 samples = given["slabs"] // given["split"] if planes else given["images"]
+                if sizes["EACH"]:  # those of each sample are joined by themselves
+                    samples = 1
                 count = samples * given["pieces" if planes else "parts"]
             assert sizes["TIMES"] * sizes.get("DOWN", sizes.get("PARTS")) >= count, name
             tile = sizes.get("DOWN", 1) * sizes.get("WIDTH", 1)
@@ -177,7 +179,7 @@ def test_partial_sums_are_joined(known):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_slabs_in_rings_are_covered(shape, groups, dtype):
     """Each by one block, whose sets have the same groups; bulk copies start and end in 16 bytes."""
-    step = launches(plan("group_norm", shape, dtype, groups=groups))[-1]
+    step = launches(plan("group_norm_backward", shape, dtype, groups=groups))[-1]
     assert step.kernel == "row_ring.whole_rows"
     given, sizes = dict(step.arguments), dict(step.constants)
     rows, height, parts = given["rows"], sizes["ROWS"], given["parts"]
@@ -295,7 +297,9 @@ def test_a_gpu_is_what_torch_says_of_it(monkeypatch):
 def test_slabs_of_51_megabytes_stay_on_an_h200_and_stream_on_an_a100():
     found = {}
     for device in ("h200", "a100"):
-        steps = launches(plan("batch_norm", "64x256x56x56", layout="channels-last", device=device))
+        steps = launches(
+            plan("batch_norm_backward", "64x256x56x56", layout="channels-last", device=device)
+        )
         (found[device],) = (step for step in steps if step.kernel in COLUMN_KERNELS)
     sizes = dict(found["h200"].constants)
     assert [sizes[name] for name in ("CHUNKS", "DEPTH", "HELD", "OWN")] == [48, 27, 21, 1]
@@ -305,12 +309,15 @@ def test_slabs_of_51_megabytes_stay_on_an_h200_and_stream_on_an_a100():
 @pytest.mark.parametrize(
     ("request_", "tiles"),
     [
-        (("batch_norm", "131072x256", "bfloat16"), (9, 10, 0)),
-        (("batch_norm", "131072x256", "float32"), (11, 10, 0)),
-        (("batch_norm", "20x6x65536", "float32", "channels-last"), (8, 10, 0)),  # copies of 8 bytes
-        (("group_norm", "1x512x512x512", "bfloat16", "channels-last"), (10, 10, 3)),
-        (("group_norm", "1x512x512x512", "float32", "channels-last"), (11, 11, 3)),
-        (("group_norm", "1x480x256x256", "float32", "channels-last"), (9, 11, 0)),
+        (("batch_norm_backward", "131072x256", "bfloat16"), (9, 10, 0)),
+        (("batch_norm_backward", "131072x256", "float32"), (11, 10, 0)),
+        (
+            ("batch_norm_backward", "20x6x65536", "float32", "channels-last"),
+            (8, 10, 0),
+        ),  # copies of 8 bytes
+        (("group_norm_backward", "1x512x512x512", "bfloat16", "channels-last"), (10, 10, 3)),
+        (("group_norm_backward", "1x512x512x512", "float32", "channels-last"), (11, 11, 3)),
+        (("group_norm_backward", "1x480x256x256", "float32", "channels-last"), (9, 11, 0)),
     ],
     ids=str,
 )
@@ -372,12 +379,16 @@ def test_grids_are_what_cuda_takes(known):
 
 def test_planes_of_very_many_pixels_are_not_taken_as_columns():
     """Those are counted in 32 bits; planes have offsets of 64."""
-    assert kernels(plan("batch_norm_elemt", "1x3x300000001", "bfloat16")) == ["column_apply"]
-    assert kernels(plan("batch_norm_elemt", "1x3x800000001", "bfloat16")) == ["plane_apply"]
+    assert kernels(plan("batch_norm_elemt_backward", "1x3x300000001", "bfloat16")) == [
+        "column_apply"
+    ]
+    assert kernels(plan("batch_norm_elemt_backward", "1x3x800000001", "bfloat16")) == [
+        "plane_apply"
+    ]
 
 
 def test_more_samples_than_an_axis_of_a_grid_has():
-    program = plan("group_norm", "131072x64", "float64")
+    program = plan("group_norm_backward", "131072x64", "float64")
     assert launches(program)[-1].grid == (131072, 1, 1)
 
 
@@ -413,7 +424,7 @@ def test_pieces_of_the_workspace_lie_apart_and_inside(known, monkeypatch):
                     starts.add(ref.offset)
         assert bool(starts) == (program.workspace_bytes > 0), name
     for workload in SUITE:
-        for mask in MASKS if len(RESULTS[workload.case.op]) == 3 else ((),):
+        for mask in MASKS if len(workload.case.results) == 3 else ((),):
             pieces.clear()
             case = dataclasses.replace(workload.case, mask=mask)
             program = program_of(spec_of(case, workload.dtype), device)
@@ -436,3 +447,13 @@ def test_every_result_is_written(known):
         assert {role for role, size in sizes.items() if size} <= touched, case.name
         assert not touched & (set(spec.results) - set(spec.wanted)), case.name
         assert touched <= set(ROLES)
+
+
+def test_arguments_are_the_parameters_of_the_kernels():
+    """Each of them, each once: the interpreter and the compiler would find fewer mistakes."""
+    launch = pytest.importorskip("normgrad.backends.cuda.run.launch")
+    pytest.importorskip("triton")
+    for name, program in programs("h200"):
+        for step in (*launches(program), *launches(program.unaligned or program)):
+            given = [one for one, _ in (*step.arguments, *step.constants)]
+            assert sorted(given) == sorted(launch.kernel_of(step.kernel).arg_names), (name, step)

@@ -7,68 +7,96 @@ from cuda_plans import COLUMN_KERNELS, COPYING, MASKS, SUITE, kernels, launches,
 
 from normgrad import verify
 from normgrad.backends.cuda.device import KNOWN
-from normgrad.backends.cuda.program import Fill
-from normgrad.backends.cuda.tiles import alignment, cut, power_of_two, share_out
+from normgrad.backends.cuda.plan.program import Fill
+from normgrad.backends.cuda.plan.tiles import alignment, cut, power_of_two, share_out
 from normgrad.bench import suites
 from normgrad.cli.plan import program_of, spec_of
-from normgrad.spec import Op, TensorSpec
+from normgrad.core.operators import OPERATORS
+from normgrad.core.spec import Op, Spec, TensorSpec
 
 
 @pytest.mark.parametrize(
     ("request_", "strategy"),
     [
-        (("batch_norm", "64x256x56x56"), "resident planes"),
-        (("batch_norm", "64x256x56x56", "float32"), "resident planes"),
-        (("batch_norm", "64x256x56x56", "float64"), "two passes (planes)"),
-        (("batch_norm", "64x2048x7x7"), "resident planes"),
-        (("batch_norm", "2x64x128x128x128"), "resident planes"),
-        (("batch_norm", "2x64x128x128x128", "float32"), "resident planes"),
-        (("batch_norm", "64x64x112x112", "bfloat16", "contiguous", "t4"), "two passes (planes)"),
-        (("batch_norm", "20x6x65536", "float32", "contiguous", "rtx4090"), "two passes (planes)"),
-        (("batch_norm", "2x256x129x129"), "resident planes"),  # in windows
-        (("batch_norm", "3x129x129x129"), "two passes (planes)"),  # data that end anywhere
-        (("batch_norm", "1x512x31x31"), "whole slabs in a ring"),  # one sample: instance norm
-        (("batch_norm", "131072x256"), "resident columns"),
-        (("batch_norm", "131072x256", "float64"), "two passes (columns)"),
-        (("batch_norm", "64x256x56x56", "float32", "channels-last"), "resident columns"),
-        (("batch_norm", "64x1024x14x14", "bfloat16", "channels-last"), "resident columns"),
-        (("group_norm", "64x256x56x56", "bfloat16", "channels-last"), "resident columns"),
-        (("group_norm", "2x960x64x64", "bfloat16", "channels-last"), "resident columns"),
-        (("group_norm", "131072x64"), "whole slabs in a ring"),  # images of one pixel
-        (("group_norm", "131072x64", "float64"), "two passes (columns)"),
-        (("group_norm", "64x512x7x7"), "whole slabs in a ring"),
-        (("group_norm", "64x320x17x17", "float32"), "whole slabs in a ring"),
-        (("group_norm", "16x1280x16x16"), "resident planes"),  # too long for it
-        (("group_norm", "3x32x7x7", "float32"), "whole slabs in a ring"),
-        (("group_norm", "8x320x64x64", "float32", "channels-last", "t4"), "two passes (columns)"),
-        (("batch_norm_reduce", "64x256x56x56"), "sums (planes)"),
-        (("batch_norm_reduce", "64x256x56x56", "float32", "channels-last"), "sums (columns)"),
-        (("batch_norm_elemt", "64x256x56x56"), "elements (planes)"),
-        (("batch_norm_elemt", "64x256x56x56", "float32", "channels-last"), "elements (columns)"),
-        (("group_norm", "64x256x56x56"), "resident planes"),
-        (("group_norm", "1x128x1024x1024"), "resident planes"),
-        (("group_norm", "1x128x1024x1024", "float32"), "resident planes"),
-        (("group_norm", "1x512x512x512", "float32", "contiguous", "a100"), "two passes (planes)"),
-        (("layer_norm", "16384x4096"), "whole rows in a ring, 132 programs"),
-        (("layer_norm", "16384x4095"), "whole rows in a ring, 132 programs"),
-        (("layer_norm", "300x640", "float32"), "whole rows in a ring, 75 programs"),
-        (("layer_norm", "65536x512", "float32"), "whole rows, 396 programs"),
-        (("layer_norm", "16384x4096", "float32", "contiguous", "a100"), "whole rows, 108 programs"),
-        (("layer_norm", "3x64"), "whole rows in a ring, 1 programs"),
-        (("layer_norm", "3x63"), "whole rows in a ring, 1 programs"),
-        (("layer_norm", "65536x300"), "whole rows in a ring, 264 programs"),
-        (("layer_norm", "65537x300"), "whole rows in a ring, 264 programs"),
-        (("layer_norm", "65537x300", "bfloat16", "contiguous", "a100"), "whole rows, 216 programs"),
-        (("layer_norm", "16383x4095"), "whole rows in a ring, 132 programs"),
-        (("layer_norm", "16384x3072"), "whole rows in a ring, 132 programs"),
-        (("layer_norm", "128x12288"), "resident rows, 88 teams"),
-        (("layer_norm", "1024x12288"), "resident rows, 88 teams"),
-        (("layer_norm", "1024x65536"), "resident rows, 16 teams"),
-        (("layer_norm", "4096x16384"), "resident rows, 66 teams"),
-        (("layer_norm", "4096x16384", "float32"), "resident rows, 33 teams"),
-        (("layer_norm", "4096x16384", "bfloat16", "contiguous", "t4"), "long rows"),
-        (("layer_norm", "16x2097152"), "long rows"),
-        (("layer_norm", "64x512", "float64"), "long rows"),
+        (("batch_norm_backward", "64x256x56x56"), "resident planes"),
+        (("batch_norm_backward", "64x256x56x56", "float32"), "resident planes"),
+        (("batch_norm_backward", "64x256x56x56", "float64"), "two passes (planes)"),
+        (("batch_norm_backward", "64x2048x7x7"), "resident planes"),
+        (("batch_norm_backward", "2x64x128x128x128"), "resident planes"),
+        (("batch_norm_backward", "2x64x128x128x128", "float32"), "resident planes"),
+        (
+            ("batch_norm_backward", "64x64x112x112", "bfloat16", "contiguous", "t4"),
+            "two passes (planes)",
+        ),
+        (
+            ("batch_norm_backward", "20x6x65536", "float32", "contiguous", "rtx4090"),
+            "two passes (planes)",
+        ),
+        (("batch_norm_backward", "2x256x129x129"), "resident planes"),  # in windows
+        (("batch_norm_backward", "3x129x129x129"), "two passes (planes)"),  # data that end anywhere
+        (
+            ("batch_norm_backward", "1x512x31x31"),
+            "whole slabs in a ring",
+        ),  # one sample: instance norm
+        (("batch_norm_backward", "131072x256"), "resident columns"),
+        (("batch_norm_backward", "131072x256", "float64"), "two passes (columns)"),
+        (("batch_norm_backward", "64x256x56x56", "float32", "channels-last"), "resident columns"),
+        (("batch_norm_backward", "64x1024x14x14", "bfloat16", "channels-last"), "resident columns"),
+        (("group_norm_backward", "64x256x56x56", "bfloat16", "channels-last"), "resident columns"),
+        (("group_norm_backward", "2x960x64x64", "bfloat16", "channels-last"), "resident columns"),
+        (("group_norm_backward", "131072x64"), "whole slabs in a ring"),  # images of one pixel
+        (("group_norm_backward", "131072x64", "float64"), "two passes (columns)"),
+        (("group_norm_backward", "64x512x7x7"), "whole slabs in a ring"),
+        (("group_norm_backward", "64x320x17x17", "float32"), "whole slabs in a ring"),
+        (("group_norm_backward", "16x1280x16x16"), "resident planes"),  # too long for it
+        (("group_norm_backward", "3x32x7x7", "float32"), "whole slabs in a ring"),
+        (
+            ("group_norm_backward", "8x320x64x64", "float32", "channels-last", "t4"),
+            "two passes (columns)",
+        ),
+        (("batch_norm_reduce_backward", "64x256x56x56"), "sums (planes)"),
+        (
+            ("batch_norm_reduce_backward", "64x256x56x56", "float32", "channels-last"),
+            "sums (columns)",
+        ),
+        (("batch_norm_elemt_backward", "64x256x56x56"), "elements (planes)"),
+        (
+            ("batch_norm_elemt_backward", "64x256x56x56", "float32", "channels-last"),
+            "elements (columns)",
+        ),
+        (("group_norm_backward", "64x256x56x56"), "resident planes"),
+        (("group_norm_backward", "1x128x1024x1024"), "resident planes"),
+        (("group_norm_backward", "1x128x1024x1024", "float32"), "resident planes"),
+        (
+            ("group_norm_backward", "1x512x512x512", "float32", "contiguous", "a100"),
+            "two passes (planes)",
+        ),
+        (("layer_norm_backward", "16384x4096"), "whole rows in a ring, 132 programs"),
+        (("layer_norm_backward", "16384x4095"), "whole rows in a ring, 132 programs"),
+        (("layer_norm_backward", "300x640", "float32"), "whole rows in a ring, 75 programs"),
+        (("layer_norm_backward", "65536x512", "float32"), "whole rows, 396 programs"),
+        (
+            ("layer_norm_backward", "16384x4096", "float32", "contiguous", "a100"),
+            "whole rows, 108 programs",
+        ),
+        (("layer_norm_backward", "3x64"), "whole rows in a ring, 1 programs"),
+        (("layer_norm_backward", "3x63"), "whole rows in a ring, 1 programs"),
+        (("layer_norm_backward", "65536x300"), "whole rows in a ring, 264 programs"),
+        (("layer_norm_backward", "65537x300"), "whole rows in a ring, 264 programs"),
+        (
+            ("layer_norm_backward", "65537x300", "bfloat16", "contiguous", "a100"),
+            "whole rows, 216 programs",
+        ),
+        (("layer_norm_backward", "16383x4095"), "whole rows in a ring, 132 programs"),
+        (("layer_norm_backward", "16384x3072"), "whole rows in a ring, 132 programs"),
+        (("layer_norm_backward", "128x12288"), "resident rows, 88 teams"),
+        (("layer_norm_backward", "1024x12288"), "resident rows, 88 teams"),
+        (("layer_norm_backward", "1024x65536"), "resident rows, 16 teams"),
+        (("layer_norm_backward", "4096x16384"), "resident rows, 66 teams"),
+        (("layer_norm_backward", "4096x16384", "float32"), "resident rows, 33 teams"),
+        (("layer_norm_backward", "4096x16384", "bfloat16", "contiguous", "t4"), "long rows"),
+        (("layer_norm_backward", "16x2097152"), "long rows"),
+        (("layer_norm_backward", "64x512", "float64"), "long rows"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )
@@ -77,13 +105,13 @@ def test_which_strategy(request_, strategy):
 
 
 def test_small_shapes_take_one_or_two_launches():
-    assert len(plan("batch_norm", "4x8x5x5").steps) == 1
-    assert len(plan("layer_norm", "64x256").steps) == 2
-    assert len(plan("group_norm", "2x32x8x8").steps) == 2
+    assert len(plan("batch_norm_backward", "4x8x5x5").steps) == 1
+    assert len(plan("layer_norm_backward", "64x256").steps) == 2
+    assert len(plan("group_norm_backward", "2x32x8x8").steps) == 2
 
 
 def test_data_of_nothing_set_the_parameters_to_0():
-    spec = verify.make_problem(*verify.select("batch_norm", "empty-batch"), "float32").spec
+    spec = verify.make_problem(*verify.select("batch_norm_backward", "empty-batch"), "float32").spec
     program = program_of(spec, KNOWN["h200"])
     assert program.strategy == "zeros"
     assert [roles(step) for step in program.steps] == [{"dgamma"}, {"dbeta"}]
@@ -92,7 +120,7 @@ def test_data_of_nothing_set_the_parameters_to_0():
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
 def test_a_mask_saves_launches_and_streams(layout):
-    for op in ("batch_norm", "group_norm"):
+    for op in ("batch_norm_backward", "group_norm_backward"):
         made = [plan(op, "64x256x56x56", layout=layout, mask=mask) for mask in MASKS]
         everything, gradient, parameters, bias = made
         assert all("dx" not in roles(step) for one in (parameters, bias) for step in one.steps)
@@ -109,7 +137,7 @@ def test_a_mask_saves_launches_and_streams(layout):
 
 def test_a_mask_saves_launches_of_layer_norm():
     everything, gradient, parameters, bias = (
-        plan("layer_norm", "4096x4096", mask=mask) for mask in MASKS
+        plan("layer_norm_backward", "4096x4096", mask=mask) for mask in MASKS
     )
     assert all("x" not in roles(step) for step in bias.steps)
     assert kernels(everything) == ["clear_words", "whole_rows"]
@@ -119,7 +147,7 @@ def test_a_mask_saves_launches_of_layer_norm():
     assert dict(launches(parameters)[1].arguments)["dx"] is None
     assert kernels(bias) == ["clear_words", "layer_rows"]  # the ring reads x too
     long_gradient, long_parameters = (
-        plan("layer_norm", "4096x16384", mask=mask) for mask in MASKS[1:3]
+        plan("layer_norm_backward", "4096x16384", mask=mask) for mask in MASKS[1:3]
     )
     assert kernels(long_gradient) == ["clear_words", "layer_teams"]
     assert kernels(long_parameters) == ["row_apply"]  # narrow strips: nothing to join
@@ -131,27 +159,32 @@ def the_windows(*request, **options):
 
 
 def test_planes_that_start_anywhere_are_read_by_whole_vectors():
-    for op in ("batch_norm", "group_norm", "batch_norm_elemt", "batch_norm_reduce"):
+    for op in (
+        "batch_norm_backward",
+        "group_norm_backward",
+        "batch_norm_elemt_backward",
+        "batch_norm_reduce_backward",
+    ):
         for dtype, window in (("bfloat16", 8), ("float32", 4)):
             assert the_windows(op, "2x64x129x129", dtype) == [window]
             assert the_windows(op, "2x64x128x128", dtype) == [0]
             # The last vector would reach behind the data.
             assert set(the_windows(op, "3x33x129x129", dtype, groups=3)) <= {0}
-    assert the_windows("batch_norm", "2x64x129x129", "float64") in ([0], [0, 0])
-    assert the_windows("batch_norm", "64x64x129x129", device="t4") == [8, 8]  # two passes
+    assert the_windows("batch_norm_backward", "2x64x129x129", "float64") in ([0], [0, 0])
+    assert the_windows("batch_norm_backward", "64x64x129x129", device="t4") == [8, 8]  # two passes
     # By copies of 8 bytes if planes are small, and some channels together if they are tiny.
-    assert the_windows("batch_norm", "32x256x30x30") == [0]
-    assert the_windows("batch_norm", "16x512x1500") == [8]
-    assert the_windows("batch_norm", "64x512x7x7") == [0]
+    assert the_windows("batch_norm_backward", "32x256x30x30") == [0]
+    assert the_windows("batch_norm_backward", "16x512x1500") == [8]
+    assert the_windows("batch_norm_backward", "64x512x7x7") == [0]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
 def test_inference_reads_what_it_needs(layout):
-    cases = verify.select("batch_norm", f"mask-100-{layout}-inference")
+    cases = verify.select("batch_norm_backward", f"mask-100-{layout}-inference")
     (step,) = program_of(spec_of(*cases, "float32"), KNOWN["h200"]).steps
     assert dict(step.arguments)["x"] is None  # two streams: dy and dx
     assert not dict(step.constants)["CORRECT"]
-    cases = verify.select("batch_norm", f"mask-111-{layout}-inference")
+    cases = verify.select("batch_norm_backward", f"mask-111-{layout}-inference")
     sums, finish, apply = program_of(spec_of(*cases, "float32"), KNOWN["h200"]).steps
     assert {"x", "dy"} <= roles(sums)
     assert roles(finish) >= {"dgamma", "dbeta"}
@@ -160,7 +193,7 @@ def test_inference_reads_what_it_needs(layout):
 
 def test_odd_strides_cost_a_copy_and_channels_last_do_not():
     def copies(name, *, wanted):
-        spec = verify.make_problem(*verify.select("batch_norm", name), "float32").spec
+        spec = verify.make_problem(*verify.select("batch_norm_backward", name), "float32").spec
         program = program_of(spec, KNOWN["h200"])
         assert kernels(program).count("strided_copy") == wanted, name
 
@@ -169,14 +202,16 @@ def test_odd_strides_cost_a_copy_and_channels_last_do_not():
     copies("two-axes", wanted=0)
     copies("flipped", wanted=2)
     (workload,) = (
-        one for one in SUITE if one.name == "batch_norm 64x256x56x56 float32 channels-last"
+        one for one in SUITE if one.name == "batch_norm_backward 64x256x56x56 float32 channels-last"
     )
     assert "strided_copy" not in kernels(
         program_of(spec_of(workload.case, "float32"), KNOWN["h200"])
     )
 
 
-@pytest.mark.parametrize("op", [Op.BATCH_NORM, Op.GROUP_NORM, Op.BATCH_NORM_ELEMT])
+@pytest.mark.parametrize(
+    "op", [Op.BATCH_NORM_BACKWARD, Op.GROUP_NORM_BACKWARD, Op.BATCH_NORM_ELEMT_BACKWARD]
+)
 @pytest.mark.parametrize(("of_x", "family"), [("contiguous", "planes"), ("last", "columns")])
 def test_who_lies_otherwise_than_x_is_transposed(op, of_x, family):
     """And nobody else: x and dx stay where they are."""
@@ -199,8 +234,8 @@ def test_workspaces_are_small():
     for workload in SUITE:
         spec = spec_of(workload.case, workload.dtype)
         assert program_of(spec, KNOWN["h200"]).workspace_bytes <= 16 << 20, workload.name
-    assert plan("batch_norm", "64x256x56x56").workspace_bytes < 64 << 10
-    assert plan("batch_norm_elemt", "64x256x56x56").workspace_bytes == 0
+    assert plan("batch_norm_backward", "64x256x56x56").workspace_bytes < 64 << 10
+    assert plan("batch_norm_elemt_backward", "64x256x56x56").workspace_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -215,7 +250,7 @@ def test_workspaces_are_small():
 def test_slabs_of_uneven_groups_end_at_sectors(shape, dtype, width):
     (step,) = (
         one
-        for one in launches(plan("group_norm", shape, dtype, "channels-last"))
+        for one in launches(plan("group_norm_backward", shape, dtype, "channels-last"))
         if one.kernel in COLUMN_KERNELS
     )
     found = dict(step.arguments)["width"] * dict(step.constants)["ALIGN"]
@@ -223,9 +258,9 @@ def test_slabs_of_uneven_groups_end_at_sectors(shape, dtype, width):
 
 
 def test_slabs_of_uneven_channels_that_would_end_inside_of_sectors():
-    odd = plan("batch_norm", "64x728x37x37", "bfloat16", "channels-last")
+    odd = plan("batch_norm_backward", "64x728x37x37", "bfloat16", "channels-last")
     assert odd.strategy == "two passes (columns)"
-    even = plan("batch_norm", "64x736x37x37", "bfloat16", "channels-last")
+    even = plan("batch_norm_backward", "64x736x37x37", "bfloat16", "channels-last")
     assert even.strategy == "resident columns"
 
 
@@ -233,7 +268,7 @@ def test_slabs_of_uneven_channels_that_would_end_inside_of_sectors():
     ("shape", "dtype", "warps"), [("16x1024x14x14", "float32", 4), ("32x512x14x14", "bfloat16", 8)]
 )
 def test_one_round_of_small_blocks_unless_each_has_many_words(shape, dtype, warps):
-    found = launches(plan("batch_norm", shape, dtype, "channels-last"))
+    found = launches(plan("batch_norm_backward", shape, dtype, "channels-last"))
     assert {one.warps for one in found if one.kernel in COLUMN_KERNELS} == {warps}
 
 
@@ -241,24 +276,39 @@ def test_one_round_of_small_blocks_unless_each_has_many_words(shape, dtype, warp
     ("request_", "when"),
     [
         # Measured to pay, and measured to lose.
-        (("batch_norm", "256x2048x7x7", "float32", "channels-last"), {"LATE": True}),
-        (("batch_norm", "256x2048x7x7", "bfloat16", "channels-last"), {"LATE": True}),
-        (("group_norm", "64x256x56x56", "bfloat16", "channels-last"), {"LATE": True}),
-        (("group_norm", "64x256x56x56", "float32", "channels-last"), {"LATE": False}),
-        (("group_norm", "32x320x64x64", "float32", "channels-last"), {"LATE": False}),
-        (("batch_norm", "64x1024x14x14", "bfloat16", "channels-last"), {"LATE": False}),
-        (("batch_norm", "64x256x56x56", "bfloat16", "channels-last"), {"FETCHED": 8, "OWN": 1}),
-        (("batch_norm", "64x256x56x56", "float32", "channels-last"), {"FETCHED": 16, "OWN": 1}),
-        (("batch_norm", "64x512x28x28", "float32", "channels-last"), {"FETCHED": 8, "OWN": 0}),
-        (("batch_norm", "32x256x56x56", "bfloat16", "channels-last"), {"FETCHED": 8, "OWN": 0}),
-        (("batch_norm", "64x2048x7x7", "float32", "channels-last"), {"FETCHED": 0, "LATE": False}),
-        (("batch_norm", "131072x256"), {"FIXED": 10, "COLS": 128}),
-        (("batch_norm", "131072x256", "float32"), {"FIXED": 10, "COLS": 64}),
-        (("batch_norm", "256x64x112x112", "float32"), {"LATE": True}),
-        (("batch_norm", "2x64x128x128x128", "float32"), {"LATE": False}),
-        (("batch_norm", "64x256x56x56", "float32"), {"LATE": False}),
-        (("group_norm", "4x512x128x128"), {"LATE": True}),
-        (("group_norm", "1x512x512x512", "float32"), {"LATE": False}),
+        (("batch_norm_backward", "256x2048x7x7", "float32", "channels-last"), {"LATE": True}),
+        (("batch_norm_backward", "256x2048x7x7", "bfloat16", "channels-last"), {"LATE": True}),
+        (("group_norm_backward", "64x256x56x56", "bfloat16", "channels-last"), {"LATE": True}),
+        (("group_norm_backward", "64x256x56x56", "float32", "channels-last"), {"LATE": False}),
+        (("group_norm_backward", "32x320x64x64", "float32", "channels-last"), {"LATE": False}),
+        (("batch_norm_backward", "64x1024x14x14", "bfloat16", "channels-last"), {"LATE": False}),
+        (
+            ("batch_norm_backward", "64x256x56x56", "bfloat16", "channels-last"),
+            {"FETCHED": 8, "OWN": 1},
+        ),
+        (
+            ("batch_norm_backward", "64x256x56x56", "float32", "channels-last"),
+            {"FETCHED": 16, "OWN": 1},
+        ),
+        (
+            ("batch_norm_backward", "64x512x28x28", "float32", "channels-last"),
+            {"FETCHED": 8, "OWN": 0},
+        ),
+        (
+            ("batch_norm_backward", "32x256x56x56", "bfloat16", "channels-last"),
+            {"FETCHED": 8, "OWN": 0},
+        ),
+        (
+            ("batch_norm_backward", "64x2048x7x7", "float32", "channels-last"),
+            {"FETCHED": 0, "LATE": False},
+        ),
+        (("batch_norm_backward", "131072x256"), {"FIXED": 10, "COLS": 128}),
+        (("batch_norm_backward", "131072x256", "float32"), {"FIXED": 10, "COLS": 64}),
+        (("batch_norm_backward", "256x64x112x112", "float32"), {"LATE": True}),
+        (("batch_norm_backward", "2x64x128x128x128", "float32"), {"LATE": False}),
+        (("batch_norm_backward", "64x256x56x56", "float32"), {"LATE": False}),
+        (("group_norm_backward", "4x512x128x128"), {"LATE": True}),
+        (("group_norm_backward", "1x512x512x512", "float32"), {"LATE": False}),
     ],
     ids=str,
 )
@@ -269,7 +319,7 @@ def test_when_the_next_slab_is_asked_for(request_, when):
 
 
 def test_teams_of_rows_need_the_registers_of_the_gpus_that_are_known():
-    (workload,) = suites.rows(Op.LAYER_NORM, "4096x16384", ("bfloat16",))
+    (workload,) = suites.rows(Op.LAYER_NORM_BACKWARD, "4096x16384", ("bfloat16",))
     spec = spec_of(workload.case, "bfloat16")
     few = replace(KNOWN["h200"], registers=32768)
     assert "layer_teams" in kernels(program_of(spec, KNOWN["h200"]))
@@ -318,3 +368,41 @@ def test_the_requests_for_gpus_launch_every_kernel_that_waits():
     columns = met["columns.column_slabs"]
     assert any(one["OWN"] for one in columns)
     assert any(one["GROUP"] for one in columns)
+
+
+def expanded(op, shape, last=False):
+    """A request whose dy is one number, expanded to the shape of x."""
+    x = TensorSpec.contiguous(shape, "bfloat16")
+    if last:
+        stored = TensorSpec.contiguous((shape[0], *shape[2:], shape[1]), "bfloat16")
+        x = stored.move_axis(len(shape) - 1, 1)
+    rows = OPERATORS[op].axes == "rows"
+    statistics = {"rows": shape[0], "groups": 32 * shape[0], "channels": shape[1]}
+    line = TensorSpec.contiguous((statistics[OPERATORS[op].axes],), "float32")
+    return Spec(
+        op=op,
+        dy=TensorSpec(shape, (0,) * len(shape), "bfloat16"),
+        x=x,
+        mean=line,
+        rstd=line,
+        dx=x,
+        normalized_shape=shape[1:] if rows else (),
+        num_groups=32 if OPERATORS[op].axes == "groups" else 1,
+        device="cuda:0",
+    )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        expanded(Op.LAYER_NORM_BACKWARD, (1 << 20, 1 << 13)),
+        expanded(Op.GROUP_NORM_BACKWARD, (1 << 10, 256, 256, 128)),
+        expanded(Op.GROUP_NORM_BACKWARD, (1 << 10, 256, 256, 128), last=True),
+        expanded(Op.BATCH_NORM_BACKWARD, (1 << 10, 256, 256, 128)),
+        expanded(Op.BATCH_NORM_BACKWARD, (1 << 10, 256, 256, 128), last=True),
+    ],
+    ids=lambda spec: f"{spec.op} {spec.x.strides}",
+)
+def test_one_number_for_all_takes_no_memory(spec):
+    """As torch's gradient of a sum has it: 16 GiB were asked for."""
+    assert program_of(spec, KNOWN["h200"]).workspace_bytes <= 256 << 20

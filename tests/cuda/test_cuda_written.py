@@ -1,27 +1,29 @@
 """Calls written out, without a GPU: what is launched is what the general road launches."""
 
 import itertools
+import linecache
 import types
 
 import pytest
 from cuda_plans import KNOWN, plan
 
 from normgrad import verify
-from normgrad.backends.cuda import launch, mail, written
-from normgrad.backends.cuda.program import SLOTS, Fill
+from normgrad.backends.cuda.plan.program import SLOTS, Fill
+from normgrad.backends.cuda.run import exchange_areas, generated_call, launch
+from normgrad.calls.generated_call import Fallbacks, Given, Result, Source
 from normgrad.cli.plan import program_of, spec_of
-from normgrad.spec import RESULTS, ROLES, Op
-from normgrad.written import Given, Result, Roads, Source
+from normgrad.core.operators import OPERATORS
+from normgrad.core.spec import ROLES, Op
 
 REQUESTS = (
-    ("batch_norm", "64x256x56x56", "bfloat16"),
-    ("batch_norm", "64x64x112x112", "float32", "channels-last"),
-    ("group_norm", "4x512x128x128", "bfloat16"),
-    ("group_norm", "64x256x56x56", "float32"),
-    ("layer_norm", "16384x1024", "bfloat16"),
-    ("layer_norm", "4096x16384", "float32"),
-    ("batch_norm_reduce", "64x256x56x56", "float32"),
-    ("batch_norm_elemt", "64x256x56x56", "bfloat16"),
+    ("batch_norm_backward", "64x256x56x56", "bfloat16"),
+    ("batch_norm_backward", "64x64x112x112", "float32", "channels-last"),
+    ("group_norm_backward", "4x512x128x128", "bfloat16"),
+    ("group_norm_backward", "64x256x56x56", "float32"),
+    ("layer_norm_backward", "16384x1024", "bfloat16"),
+    ("layer_norm_backward", "4096x16384", "float32"),
+    ("batch_norm_reduce_backward", "64x256x56x56", "float32"),
+    ("batch_norm_elemt_backward", "64x256x56x56", "bfloat16"),
 )
 OPERANDS = 8  # dy, x and what else an operator may read come first
 
@@ -64,7 +66,7 @@ def launched(monkeypatch):
 def written_call(program, op, posts, general, stream=0, current=0, given=None):
     """The call, which operands it has, where its results belong."""
     steps = program.prepared[0, launch.Aligned.ALL, launch.has_mail(program)]
-    slots = [ROLES.index(role) for role in RESULTS[op]]
+    slots = [ROLES.index(role) for role in OPERATORS[op].gives]
     results = [Result(slot, (slot, 3), (3, 1), f"type {slot}") for slot in slots]
     asked = [(one.shape, one.strides, one.dtype) for one in results]
     if given is not None:
@@ -75,12 +77,14 @@ def written_call(program, op, posts, general, stream=0, current=0, given=None):
         asked.append(wanted)
         return Tensor()
 
-    site = written.Site(0, lambda: current, lambda gpu: stream, lambda gpu, size: 1 << 30, posts)
+    site = generated_call.Site(
+        0, lambda: current, lambda gpu: stream, lambda gpu, size: 1 << 30, posts
+    )
     sizes = (program.workspace_bytes, program.words if launch.has_mail(program) else 0)
     operands = [slot in program.slots or slot < 2 for slot in range(OPERANDS)]
     operands = [here and slot not in slots for slot, here in enumerate(operands)]
-    source = Source(operands, results, Roads(general, empty), given)
-    return operands, slots, written.write(source, steps, program.slots, sizes, site)
+    source = Source(operands, results, Fallbacks(general, empty), given)
+    return operands, slots, generated_call.write(source, steps, program.slots, sizes, site)
 
 
 class Looks:
@@ -95,7 +99,7 @@ class Looks:
 
 
 def new_mail():
-    return mail.Mail(lambda count: (None, 1 << 40))
+    return exchange_areas.Mail(lambda count: (None, 1 << 40))
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=" ".join)
@@ -120,7 +124,7 @@ def test_a_launcher_takes_what_is_no_constant(request_, launched, monkeypatch):
 def test_the_same_launches(request_, into, launched, monkeypatch):
     program, op = plan(*request_), Op(request_[0])
     posts, looks = [new_mail(), new_mail()], Looks()
-    monkeypatch.setattr(mail, "mail_of", lambda index: posts[0])
+    monkeypatch.setattr(exchange_areas, "mail_of", lambda index: posts[0])
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
     here, slots, call = written_call(
         program, op, lambda gpu: posts[1], None, given=looks.given() if into else None
@@ -151,7 +155,7 @@ def test_the_same_launches(request_, into, launched, monkeypatch):
 )
 def test_all_else_goes_the_general_road(into, place, shift, launched, monkeypatch):
     program = plan(*REQUESTS[0])
-    monkeypatch.setattr(mail, "mail_of", lambda index: new_mail())
+    monkeypatch.setattr(exchange_areas, "mail_of", lambda index: new_mail())
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
     launched.clear()
     taken, looks = [], Looks()
@@ -161,7 +165,12 @@ def test_all_else_goes_the_general_road(into, place, shift, launched, monkeypatc
         return "what it gives"
 
     here, slots, call = written_call(
-        program, Op.BATCH_NORM, None, general, **place, given=looks.given() if into else None
+        program,
+        Op.BATCH_NORM_BACKWARD,
+        None,
+        general,
+        **place,
+        given=looks.given() if into else None,
     )
     arrays = [Tensor() if one else None for one in here]
     out = [Tensor() for _ in slots] if into else None
@@ -175,10 +184,10 @@ def test_all_else_goes_the_general_road(into, place, shift, launched, monkeypatc
 
 def test_given_results_are_looked_at_where_addresses_are_new(launched, monkeypatch):
     program, looks, post = plan(*REQUESTS[0]), Looks(), new_mail()
-    monkeypatch.setattr(mail, "mail_of", lambda index: post)
+    monkeypatch.setattr(exchange_areas, "mail_of", lambda index: post)
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
     here, slots, call = written_call(
-        program, Op.BATCH_NORM, lambda gpu: post, None, given=looks.given()
+        program, Op.BATCH_NORM_BACKWARD, lambda gpu: post, None, given=looks.given()
     )
     arrays = tuple(Tensor() if one else None for one in here)
     out, other = ([Tensor() for _ in slots] for _ in range(2))
@@ -200,7 +209,7 @@ def test_given_results_are_looked_at_where_addresses_are_new(launched, monkeypat
 def test_a_launch_that_fails_is_forgotten(launched, monkeypatch):
     program = plan(*REQUESTS[0])
     post = new_mail()
-    monkeypatch.setattr(mail, "mail_of", lambda index: post)
+    monkeypatch.setattr(exchange_areas, "mail_of", lambda index: post)
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
 
     def fails(*arguments):
@@ -208,20 +217,22 @@ def test_a_launch_that_fails_is_forgotten(launched, monkeypatch):
 
     steps = program.prepared[0, launch.Aligned.ALL, True]
     program.prepared[0, launch.Aligned.ALL, True] = [step._replace(launch=fails) for step in steps]
-    given, _, call = written_call(program, Op.BATCH_NORM, lambda gpu: post, None)
-    with pytest.raises(KeyboardInterrupt):
+    given, _, call = written_call(program, Op.BATCH_NORM_BACKWARD, lambda gpu: post, None)
+    with pytest.raises(KeyboardInterrupt) as caught:
         call(tuple(Tensor() if here else None for here in given), None)
     assert post.take(1)[2] == 0
+    (line,) = (one for one in caught.traceback if "written out" in str(one.path))
+    assert "launch0(" in linecache.getline(line.frame.code.raw.co_filename, line.lineno + 1)
 
 
 @pytest.mark.parametrize("into", [False, True], ids=["new results", "given results"])
 def test_nothing_to_do(into, launched):
-    case = next(one for one in verify.CASES if one.name == "batch_norm_elemt/empty-batch")
+    case = next(one for one in verify.CASES if one.name == "batch_norm_elemt_backward/empty-batch")
     program, looks = program_of(spec_of(case, "float32"), KNOWN["h200"]), Looks()
     assert not program.slots
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
     given = looks.given() if into else None
-    here, slots, call = written_call(program, Op.BATCH_NORM_ELEMT, None, None, given=given)
+    here, slots, call = written_call(program, Op.BATCH_NORM_ELEMT_BACKWARD, None, None, given=given)
     for _ in range(2):
         out = [Tensor() for _ in slots] if into else None
         made = call(tuple(Tensor() if one else None for one in here), out)

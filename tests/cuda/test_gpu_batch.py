@@ -36,7 +36,7 @@ def test_rows(rows, columns, dtype):
 
     def gradient(some):
         return normgrad.layer_norm_backward(
-            dy[some], x[some], columns, mean[some], rstd[some], gamma
+            dy[some], x[some], mean[some], rstd[some], columns, weight=gamma
         ).grad_input
 
     assert_slices_agree(gradient, rows)
@@ -61,7 +61,7 @@ def test_groups(shape, groups, last, dtype):
 
     def gradient(some):
         return normgrad.group_norm_backward(
-            dy[some], x[some], mean[some], rstd[some], gamma, num_groups=groups
+            dy[some], x[some], mean[some], rstd[some], groups, weight=gamma
         ).grad_input
 
     assert_slices_agree(gradient, shape[0])
@@ -79,12 +79,12 @@ def test_elements(shape, last, dtype):
 
     def stage(some):
         return normgrad.batch_norm_elemt_backward(
-            dy[some], x[some], mean, rstd, gamma, one, other, count
+            dy[some], x[some], mean, rstd, one, other, count, weight=gamma
         )
 
     def inference(some):
         return normgrad.batch_norm_backward(
-            dy[some], x[some], gamma, mean, rstd, training=False
+            dy[some], x[some], mean, weight=gamma, variance=rstd, training=False
         ).grad_input
 
     assert_slices_agree(stage, shape[0])

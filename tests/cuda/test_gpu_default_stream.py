@@ -16,7 +16,7 @@ from cuda_calls import (
     torch,
 )
 
-from normgrad.backends.cuda import launch
+from normgrad.backends.cuda.run import launch
 
 pytestmark = GPU
 SMALL = {name: request for name, request in REQUESTS.items() if "whole device" not in name}
@@ -96,7 +96,7 @@ def test_a_launch_that_failed(when, shape, monkeypatch):
         return ready._replace(launch=launching, run=run)
 
     # A plan that no other test has, whose launches can be made to fail.
-    other = make("group_norm", shape, "float16")
+    other = make("group_norm_backward", shape, "float16")
     monkeypatch.setattr(launch, "_prepare", fail)
     wanted = copied(run(other))
     monkeypatch.undo()

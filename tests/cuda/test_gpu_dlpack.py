@@ -51,7 +51,7 @@ def test_given_results(request_):
 
 def test_a_result_that_lies_over_an_operand_one_element_on():
     """It is computed elsewhere and copied by the GPU: the host cannot write there."""
-    problem = make("batch_norm", "8x16x28x28", "float32")
+    problem = make("batch_norm_backward", "8x16x28x28", "float32")
     want = run(problem)
     x = problem.operands["x"]
     room = torch.empty(x.numel() + 1, device="cuda")
@@ -66,7 +66,7 @@ def test_a_result_that_lies_over_an_operand_one_element_on():
 @pytest.mark.filterwarnings("ignore")  # CuPy's own, on import
 def test_cupy():
     cupy = pytest.importorskip("cupy")
-    problem = make("batch_norm", "16x32x28x28", "float32")
+    problem = make("batch_norm_backward", "16x32x28x28", "float32")
     want = run(problem)
     theirs = {role: cupy.from_dlpack(one) for role, one in problem.operands.items()}
     results = run(replaced(problem, **theirs))

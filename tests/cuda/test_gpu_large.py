@@ -67,7 +67,7 @@ def test_element_stage_of_5_billion_elements():
     counter = torch.tensor([count], dtype=torch.int32, device="cuda")
     dx = torch.full_like(x, float("nan"))
     functional.batch_norm_elemt_backward(
-        dy, x, mean, rstd, gamma, *sums, counter, out=dx, backend="cuda"
+        dy, x, mean, rstd, *sums, counter, weight=gamma, out=dx, backend="cuda"
     )
     per_image = 1024 * 10**6
     marks = [0, EDGE - 1, EDGE, 2 * EDGE - 1, 2 * EDGE, x.numel() - 1]
@@ -75,9 +75,10 @@ def test_element_stage_of_5_billion_elements():
         image, channel = mark // per_image, mark % per_image // 10**6
         part = (slice(image, image + 1), slice(channel, channel + 1))
         one = slice(channel, channel + 1)
-        small = wide(mean[one], rstd[one], gamma[one], sums[0][one], sums[1][one])
+        small = wide(mean[one], rstd[one], sums[0][one], sums[1][one])
+        weight, of_all = wide(gamma[one])[0], counter.cpu()
         want = functional.batch_norm_elemt_backward(
-            *wide(dy[part], x[part]), *small, counter.cpu(), backend="reference"
+            *wide(dy[part], x[part]), *small, of_all, weight=weight, backend="reference"
         )
         close(dx[part], want)
     assert not bool(torch.isnan(dx.view(-1)[:: 4099 * 7]).any())
@@ -95,7 +96,7 @@ def test_element_stage_of_5_billion_elements():
 )
 def test_batch_norm(shape, strategy):
     if device_of(0).multiprocessors >= 132:
-        assert plan("batch_norm", "x".join(map(str, shape))).strategy == strategy
+        assert plan("batch_norm_backward", "x".join(map(str, shape))).strategy == strategy
     x, dy = data(*shape)
     assert x.numel() > 1.4 * EDGE
     channels, count = shape[1], x.numel() // shape[1]
@@ -103,16 +104,15 @@ def test_batch_norm(shape, strategy):
     dx = torch.full_like(x, float("nan"))
     small = [torch.full((channels,), float("nan"), device="cuda") for _ in range(2)]
     functional.batch_norm_backward(
-        dy, x, gamma, save_mean=mean, save_invstd=rstd, out=(dx, *small), backend="cuda"
+        dy, x, mean, rstd, weight=gamma, out=(dx, *small), backend="cuda"
     )
     for channel in (0, channels - 1):
         one = slice(channel, channel + 1)
-        weights = wide(gamma[one], mean[one], rstd[one])
+        *statistics, weight = wide(mean[one], rstd[one], gamma[one])
         want = functional.batch_norm_backward(
             *wide(dy[:, one], x[:, one]),
-            weights[0],
-            save_mean=weights[1],
-            save_invstd=weights[2],
+            *statistics,
+            weight=weight,
             backend="reference",
         )
         close(dx[:, one], want.grad_input)
@@ -127,22 +127,14 @@ def test_batch_norm_channels_last():
     mean, rstd, gamma = vectors(256, 5.0, 1 / 3, 1.0)
     out = (torch.full_like(x, float("nan")), None, None)
     functional.batch_norm_backward(
-        dy,
-        x,
-        gamma,
-        save_mean=mean,
-        save_invstd=rstd,
-        output_mask=(True, False, False),
-        out=out,
-        backend="cuda",
+        dy, x, mean, rstd, weight=gamma, output_mask=(True, False, False), out=out, backend="cuda"
     )
     for one in (slice(0, 1), slice(255, 256)):
-        weights = wide(gamma[one], mean[one], rstd[one])
+        *statistics, weight = wide(mean[one], rstd[one], gamma[one])
         want = functional.batch_norm_backward(
             *wide(dy[:, one], x[:, one]),
-            weights[0],
-            save_mean=weights[1],
-            save_invstd=weights[2],
+            *statistics,
+            weight=weight,
             backend="reference",
         )
         close(out[0][:, one], want.grad_input)
@@ -154,21 +146,23 @@ def test_layer_norm():
     (gamma,) = vectors(4096, 1.0)
     dx = torch.full_like(x, float("nan"))
     sums = [torch.full((4096,), float("nan"), device="cuda") for _ in range(2)]
-    functional.layer_norm_backward(dy, x, 4096, mean, rstd, gamma, out=(dx, *sums), backend="cuda")
+    functional.layer_norm_backward(
+        dy, x, mean, rstd, 4096, weight=gamma, out=(dx, *sums), backend="cuda"
+    )
     for rows in (slice(0, 3), slice(EDGE // 4096 - 2, EDGE // 4096 + 2), slice(599_990, 600_000)):
         want = functional.layer_norm_backward(
-            *wide(dy[rows], x[rows]),
+            *wide(dy[rows], x[rows], mean[rows], rstd[rows]),
             4096,
-            *wide(mean[rows], rstd[rows], gamma),
+            weight=wide(gamma)[0],
             backend="reference",
         )
         close(dx[rows], want.grad_input)
     # The parameter gradients of some columns depend on nothing else.
     columns = slice(4090, 4096)
     want = functional.layer_norm_backward(
-        *wide(dy[:, columns], x[:, columns]),
+        *wide(dy[:, columns], x[:, columns], mean, rstd),
         6,
-        *wide(mean, rstd, gamma[columns]),
+        weight=wide(gamma[columns])[0],
         output_mask=(False, True, True),
         backend="reference",
     )
@@ -190,7 +184,7 @@ def test_one_plane_of_more_than_2_31_elements():
     dx = torch.full_like(x, float("nan"))
     small = [torch.full((1,), float("nan"), device="cuda") for _ in range(2)]
     functional.batch_norm_backward(
-        dy, x, gamma, save_mean=mean, save_invstd=rstd, out=(dx, *small), backend="cuda"
+        dy, x, mean, rstd, weight=gamma, out=(dx, *small), backend="cuda"
     )
     first, second = sums_of(x, dy, float(mean))
     close_sums(small[0], torch.tensor([second * float(rstd)]).double(), count)
@@ -211,7 +205,7 @@ def test_group_norm_of_more_channels_of_samples():
     rows = torch.zeros(samples, 32, device="cuda"), torch.ones(samples, 32, device="cuda")
     out = (None, None, torch.full((512,), float("nan"), device="cuda"))
     functional.group_norm_backward(
-        dy, x, *rows, num_groups=32, output_mask=(False, False, True), out=out, backend="cuda"
+        dy, x, *rows, 32, output_mask=(False, False, True), out=out, backend="cuda"
     )
     want = sum(part.double().sum(0) for part in dy.split(1 << 18)).cpu()
     close_sums(out[2], want, samples)

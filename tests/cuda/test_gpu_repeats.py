@@ -8,8 +8,8 @@ from cuda_calls import GPU, copied, differences, each_request, make, poison, rep
 
 from normgrad.bench import truth
 from normgrad.bench.suites import suite
-from normgrad.plan import make_plan
-from normgrad.spec import ROLES, dense_like
+from normgrad.core.plan import make_plan
+from normgrad.core.spec import ROLES, dense_like
 
 pytestmark = GPU
 SMALL = [one for one in suite("h200", "cuda") if one.data_bytes < 64 << 20]

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from normgrad import aclnn
-from normgrad.aclnn.constants import DTYPE_NAMES
+from normgrad.aclnn.dtypes import DTYPE_NAMES
 
 F32, F16, BF16 = aclnn.ACL_FLOAT, aclnn.ACL_FLOAT16, aclnn.ACL_BF16
 BATCH_NORM = "aclnnBatchNormBackward"
@@ -37,7 +37,7 @@ PARAMETERS = {
 
 def numpy_type(dtype: int) -> Any:
     name = DTYPE_NAMES[dtype]
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def tensor(shape, dtype=F32, format=aclnn.ACL_FORMAT_ND):

@@ -7,11 +7,13 @@ import pytest
 import torch
 from aclnn_calls import said
 
-from normgrad import aclnn
+import normgrad.device
+from normgrad import aclnn, infiniop
 from normgrad.device import memory
+from normgrad.device.host import HostMemory
 
 pytestmark = pytest.mark.usefixtures("device")
-H2H, H2D, D2H, D2D = aclnn.aclrtMemcpyKind
+H2H, H2D, D2H, D2D, DEFAULT, BUFFERED, INNER, INTER = aclnn.aclrtMemcpyKind
 
 
 def test_copies_there_and_back():
@@ -70,15 +72,15 @@ def test_copy_rules():
     data = np.ones(4, np.float32)
     pointer = aclnn.aclrtMalloc(16)[1]
     assert aclnn.aclrtMemcpy(None, 0, None, 0, H2D) == 0  # count 0 is success,
-    assert aclnn.aclrtMemcpy(pointer, 16, data, 0, 4) == 0  # whatever the others are
+    assert aclnn.aclrtMemcpy(pointer, 16, data, 0, 8) == 0  # whatever the others are
     assert aclnn.aclrtMemcpy(None, 16, data, 16, H2D) == 100000
     assert "dst must not be null" in said()
     assert aclnn.aclrtMemcpy(pointer, 16, 0, 16, H2D) == 100000
     assert "src must not be null" in said()
     assert aclnn.aclrtMemcpy(pointer, 8, data, 16, H2D) == 100000
     assert "count must not exceed destMax, 8, got 16" in said()
-    assert aclnn.aclrtMemcpy(pointer, 16, data, 16, 4) == 100000
-    assert "kind must be a value of aclrtMemcpyKind, got 4" in said()
+    assert aclnn.aclrtMemcpy(pointer, 16, data, 16, 8) == 100000
+    assert "kind must be a value of aclrtMemcpyKind, got 8" in said()
     assert aclnn.aclrtMemcpy(pointer, 32, np.ones(8, np.float32), 32, H2D) == 100000
     assert "leave allocation" in said()
     assert "by 16 bytes at its end" in said()
@@ -133,10 +135,64 @@ def test_malloc_rules():
     for wrong in (0, -1, None, 2.5):
         assert aclnn.aclrtMalloc(wrong) == (100000, 0)
         assert aclnn.aclrtMallocHost(wrong) == (100000, 0)
-    assert aclnn.aclrtMalloc(8, 3) == (100000, 0)
-    assert aclnn.aclrtMalloc(1 << 62) == (200000, 0)
-    assert aclnn.aclrtMalloc(1 << 70) == (200000, 0)
-    assert "not enough memory" in said()
+    for wrong in (8, -1, 0x200, 2.0):
+        assert aclnn.aclrtMalloc(8, wrong) == (100000, 0)
+    assert "policy must be an integer, got 2.0" in said()
+
+
+@pytest.mark.parametrize("power", [60, 62, 63, 64, 70])
+@pytest.mark.parametrize(
+    "call", [aclnn.aclrtMalloc, aclnn.aclrtMallocHost, infiniop.infinirtMalloc]
+)
+def test_more_memory_than_there_is(call, power):
+    status, pointer = call(1 << power)
+    assert (status, pointer) == (1 if call is infiniop.infinirtMalloc else 200000, 0)
+    words = f"{call.__name__}: not enough memory: {1 << power} bytes cannot be had on cpu"
+    assert said() == words
+
+
+def test_every_policy_gives_memory():
+    flags = (0, aclnn.ACL_MEM_TYPE_HIGH_BAND_WIDTH, aclnn.ACL_MEM_ACCESS_USER_SPACE_READONLY)
+    for policy in aclnn.aclrtMemMallocPolicy:
+        for flag in flags:
+            status, pointer = aclnn.aclrtMalloc(8, policy | flag)
+            assert (status, aclnn.aclrtFree(pointer)) == (0, 0), said()
+
+
+def test_a_copy_whose_kind_the_addresses_say():
+    """Seen by what the look-ups refuse: as device or as host memory."""
+    data, back = np.arange(4.0), np.zeros(4)
+    one, two = (aclnn.aclrtMalloc(32)[1] for _ in range(2))
+    for kind in (DEFAULT, BUFFERED):
+        assert aclnn.aclrtMemcpy(one, 32, data.ctypes.data, 32, kind) == 0, said()
+    for kind in (DEFAULT, INNER, INTER):
+        assert aclnn.aclrtMemcpyAsync(two + 8, 24, one + 8, 24, kind, None) == 0, said()
+    assert aclnn.aclrtMemcpy(two, 32, data, 8, DEFAULT) == 0
+    assert aclnn.aclrtMemcpy(back, 32, two, 32, DEFAULT) == 0, said()
+    np.testing.assert_array_equal(back, data)
+    assert aclnn.aclrtMemcpy(back, 32, data, 32, DEFAULT) == 0
+    assert aclnn.aclrtMemcpy(one, 40, two, 40, DEFAULT) == 100000
+    assert "leave allocation" in said()
+    assert aclnn.aclrtMemcpy(one, 32, data.ctypes.data, 32, INNER) == 100000
+    assert "src must have 32 bytes of live device memory" in said()
+    assert [aclnn.aclrtFree(one), aclnn.aclrtFree(two)] == [0, 0]
+
+
+@pytest.mark.parametrize("source", ["host", "device"])
+@pytest.mark.parametrize("target", ["host", "device"])
+def test_the_device_is_told_which_side_is_the_hosts(monkeypatch, source, target):
+    seen = []
+
+    class Place(HostMemory):
+        def copy(self, target, source, nbytes, kind, stream):
+            seen.append(kind)
+
+    monkeypatch.setitem(normgrad.device._MEMORIES, "cpu", Place())
+    sides = {"host": np.zeros(4).ctypes.data, "device": aclnn.aclrtMalloc(32)[1]}
+    assert aclnn.aclrtMemcpy(sides[target], 8, sides[source], 8, DEFAULT) == 0, said()
+    ours = {("host", "host"): H2H, ("host", "device"): H2D, ("device", "host"): D2H}
+    assert seen == [ours.get((source, target), D2D)]
+    assert aclnn.aclrtFree(sides["device"]) == 0
 
 
 def test_freed_memory_is_not_handed_out_at_once():

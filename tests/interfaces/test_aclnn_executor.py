@@ -25,7 +25,7 @@ from aclnn_calls import (
 
 from normgrad import aclnn
 from normgrad.aclnn import executor as executors
-from normgrad.device import memory
+from normgrad.device import launch, memory
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -112,9 +112,21 @@ def test_destroyed_stream_is_361001():
     assert "stream must be alive, got one that was destroyed" in said()
 
 
+def test_stream_of_a_context_that_has_ended_is_361001():
+    context = aclnn.aclrtCreateContext(0)[1]
+    assert aclnn.aclrtSetCurrentContext(context) == 0
+    stream = aclnn.aclrtCreateStream()[1]
+    _, size, executor = stage_one(BATCH_NORM, arguments(BATCH_NORM))
+    assert aclnn.aclrtDestroyContext(context) == 0
+    assert run(BATCH_NORM, executor, size, stream) == 361001
+    assert "stream must be alive, got one whose context has ended" in said()
+    assert aclnn.aclrtSynchronizeStream(stream) == 107003
+    assert run(BATCH_NORM, executor, size) == 0  # the default stream is another's
+
+
 def test_failure_inside_is_561000(monkeypatch):
     _, size, executor = stage_one(BATCH_NORM, arguments(BATCH_NORM))
-    monkeypatch.setattr(executors.Launch, "run", lambda *_: 1 // 0)
+    monkeypatch.setattr(launch.Launch, "run", lambda *_: 1 // 0)
     assert run(BATCH_NORM, executor, size) == 561000
     assert "ZeroDivisionError" in said()
 

@@ -157,8 +157,8 @@ def test_data_are_read_as_n_c_hxw_whatever_their_shape(dy_shape, x_shape):
         **dict(zip(OUTPUTS, map(aclnn.tensor, out), strict=True)),
     }
     compute(GROUP_NORM, given)
-    expected = group_norm_backward(dy, x, mean, rstd, gamma, num_groups=3)
-    for got, want in zip(out, expected, strict=True):
+    expected = group_norm_backward(dy, x, mean, rstd, 3, weight=gamma)
+    for got, want in zip(out, expected[:3], strict=True):
         np.testing.assert_array_equal(got.reshape(want.shape), want)
 
 
@@ -177,7 +177,7 @@ def test_channels_last_beside_a_tensor_without_an_axis_of_channels(dy_shape, x_s
         view[...] = values
         return view
 
-    expected = group_norm_backward(dy, x, mean, rstd, np.ones(3, np.float32), num_groups=3)
+    expected = group_norm_backward(dy, x, mean, rstd, 3, weight=np.ones(3, np.float32))
     for x_last, out_last in ((True, False), (True, True), (False, True)):
         data = last(x_shape, x.reshape(x_shape)) if x_last else x.reshape(x_shape)
         big = last(x_shape) if out_last else np.full(x_shape, np.nan, np.float32)
@@ -191,7 +191,7 @@ def test_channels_last_beside_a_tensor_without_an_axis_of_channels(dy_shape, x_s
             **dict(zip(OUTPUTS, map(aclnn.tensor, out), strict=True)),
         }
         compute(GROUP_NORM, given)
-        for got, want in zip(out, expected, strict=True):
+        for got, want in zip(out, expected[:3], strict=True):
             np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-5, atol=1e-5)
 
 
@@ -211,8 +211,8 @@ def test_groups_of_10_channels():
         **dict(zip(OUTPUTS, map(aclnn.tensor, out), strict=True)),
     }
     compute(GROUP_NORM, given)
-    expected = group_norm_backward(dy, x, mean, rstd, gamma, num_groups=32)
-    for got, want in zip(out, expected, strict=True):
+    expected = group_norm_backward(dy, x, mean, rstd, 32, weight=gamma)
+    for got, want in zip(out, expected[:3], strict=True):
         np.testing.assert_array_equal(got, want)
 
 

@@ -53,15 +53,21 @@ def draw(name, data, vectors, seed=0):
 
 
 def functional(name, arrays, bits, training):
-    given = list(arrays.values())
     if name == BATCH_NORM:
-        options = {"training": training, "eps": 1e-3, "output_mask": bits}
-        return normgrad.batch_norm_backward(*given, **options)
+        dy, x, weight, running_mean, running_var, mean, rstd = arrays.values()
+        options = {"weight": weight, "training": training, "output_mask": bits}
+        if training:
+            return normgrad.batch_norm_backward(dy, x, mean, rstd, **options)[:3]
+        options |= {"variance": running_var, "eps": 1e-3}
+        return normgrad.batch_norm_backward(dy, x, running_mean, **options)[:3]
     if name == ELEMT:
-        return (normgrad.batch_norm_elemt_backward(*given),)
+        dy, x, mean, rstd, weight, *sums = arrays.values()
+        return (normgrad.batch_norm_elemt_backward(dy, x, mean, rstd, *sums, weight=weight),)
     if name == LAYER_NORM:
-        return normgrad.layer_norm_backward(*given[:2], 10, *given[2:], output_mask=bits)
-    return normgrad.group_norm_backward(*given, num_groups=3, output_mask=bits)
+        *given, weight, _bias = arrays.values()
+        return normgrad.layer_norm_backward(*given, 10, weight=weight, output_mask=bits)[:3]
+    *given, weight = arrays.values()
+    return normgrad.group_norm_backward(*given, 3, weight=weight, output_mask=bits)[:3]
 
 
 def through_aclnn(name, arrays, bits, training, param_type, nulls=()):

@@ -12,6 +12,7 @@ from aclnn_calls import said
 import normgrad.aclnn.runtime
 from normgrad import aclnn
 from normgrad.device import memory
+from normgrad.device.host import HostMemory
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,9 @@ def test_every_status_named_in_the_code_is_in_the_table():
         ("ACL_ERROR_REPEAT_INITIALIZE", 100002),
         ("ACL_ERROR_BAD_ALLOC", 200000),
         ("ACL_ERROR_INTERNAL_ERROR", 500000),
+        ("ACL_ERROR_FAILURE", 500001),
+        ("ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID", 107006),
+        ("ACL_ERROR_RT_STREAM_SYNC_TIMEOUT", 507046),
     ],
 )
 def test_statuses_have_their_documented_values(name, value):
@@ -63,7 +67,10 @@ def test_constants_have_their_documented_values():
     dtypes = {
         "DT_UNDEFINED": -1, "FLOAT": 0, "FLOAT16": 1, "INT8": 2, "INT32": 3, "UINT8": 4,
         "INT16": 6, "UINT16": 7, "UINT32": 8, "INT64": 9, "UINT64": 10, "DOUBLE": 11, "BOOL": 12,
-        "COMPLEX64": 16, "COMPLEX128": 17, "BF16": 27,
+        "STRING": 13, "COMPLEX64": 16, "COMPLEX128": 17, "BF16": 27, "INT4": 29, "UINT1": 30,
+        "COMPLEX32": 33, "HIFLOAT8": 34, "FLOAT8_E5M2": 35, "FLOAT8_E4M3FN": 36,
+        "FLOAT8_E8M0": 37, "FLOAT6_E3M2": 38, "FLOAT6_E2M3": 39, "FLOAT4_E2M1": 40,
+        "FLOAT4_E1M2": 41,
     }  # fmt: skip
     formats = {
         "FORMAT_UNDEFINED": -1, "FORMAT_NCHW": 0, "FORMAT_NHWC": 1, "FORMAT_ND": 2,
@@ -74,7 +81,10 @@ def test_constants_have_their_documented_values():
     others = {
         "MEMCPY_HOST_TO_HOST": 0, "MEMCPY_HOST_TO_DEVICE": 1, "MEMCPY_DEVICE_TO_HOST": 2,
         "MEMCPY_DEVICE_TO_DEVICE": 3, "MEM_MALLOC_HUGE_FIRST": 0, "MEM_MALLOC_HUGE_ONLY": 1,
-        "MEM_MALLOC_NORMAL_ONLY": 2, "OPT_DETERMINISTIC": 0,
+        "MEMCPY_DEFAULT": 4, "MEMCPY_INTER_DEVICE_TO_DEVICE": 7,
+        "MEM_MALLOC_NORMAL_ONLY": 2, "MEM_MALLOC_HUGE_FIRST_P2P": 3,
+        "MEM_MALLOC_HUGE1G_ONLY_P2P": 7, "MEM_TYPE_LOW_BAND_WIDTH": 256,
+        "MEM_TYPE_HIGH_BAND_WIDTH": 4096, "OPT_DETERMINISTIC": 0, "DEVICE": 0, "HOST": 1,
     }  # fmt: skip
     for name, value in (dtypes | formats | others).items():
         assert getattr(aclnn, f"ACL_{name}") == value
@@ -193,6 +203,34 @@ def test_streams(device):
     assert "stream must be alive, got a ndarray" in said()
 
 
+def test_programs_run_beside_the_device():
+    assert aclnn.aclrtGetRunMode() == (0, aclnn.ACL_HOST)
+
+
+def test_waiting_for_a_stream_no_longer_than_told(monkeypatch, device):
+    stream = aclnn.aclrtCreateStream()[1]
+    for timeout in (-1, 0, 1, np.int32(20)):
+        assert aclnn.aclrtSynchronizeStreamWithTimeout(stream, timeout) == 0
+        assert aclnn.aclrtSynchronizeStreamWithTimeout(None, timeout) == 0
+    for wrong in (-2, 1.5, None):
+        assert aclnn.aclrtSynchronizeStreamWithTimeout(stream, wrong) == 100000
+    looks = []
+
+    class Busy(HostMemory):
+        def finished(self, stream):
+            looks.append(stream)
+            return len(looks) > 5
+
+    monkeypatch.setitem(normgrad.device._MEMORIES, "cpu", Busy())
+    assert aclnn.aclrtSynchronizeStreamWithTimeout(stream, 10_000) == 0
+    assert len(looks) == 6
+    monkeypatch.setattr(Busy, "finished", lambda *_: False)
+    assert aclnn.aclrtSynchronizeStreamWithTimeout(stream, 2) == 507046
+    assert "the stream still had work after 2 ms" in said()
+    assert aclnn.aclrtDestroyStream(stream) == 0
+    assert aclnn.aclrtSynchronizeStreamWithTimeout(stream, 2) == 107003
+
+
 def test_determinism_is_stored(device):
     assert aclnn.aclrtCtxGetSysParamOpt(aclnn.ACL_OPT_DETERMINISTIC) == (0, 0)
     for value in range(4):
@@ -250,7 +288,7 @@ def test_more_bytes_than_torch_counts_are_want_of_memory(monkeypatch, three_gpus
     monkeypatch.setitem(normgrad.device._MEMORIES, "cuda:0", gpu)
     assert aclnn.aclrtSetDevice(0) == 0
     assert aclnn.aclrtMalloc(size) == (200000, 0)
-    assert said().startswith("aclrtMalloc: not enough memory: ")
+    assert said() == f"aclrtMalloc: not enough memory: {size} bytes cannot be had on meta"
 
 
 def place_of_new_tensor():

@@ -156,7 +156,7 @@ def test_strides_of_axes_of_size_1_do_not_matter():
     arrays["grad_weight"] = arrays["weight"]  # through memory of our own
     pointer, size = scratch(desc)
     assert run(desc, arrays, pointer, size) == 0, said()
-    np.testing.assert_array_equal(arrays["grad_weight"], want.grad_weight)
+    np.testing.assert_array_equal(arrays["grad_weight"], want[1])
 
 
 @pytest.mark.parametrize("shape", [(2**40, 2, 2**40), (2**62, 1, 2), (2**64 - 1, 3, 1)])

@@ -10,8 +10,8 @@ from infiniop_calls import D2D, D2H, H2D, H2H, create, handle, problem, run, sai
 
 import normgrad.device
 from normgrad import aclnn, infiniop
+from normgrad.arrays.host_memory import aligned_bytes
 from normgrad.device import memory
-from normgrad.hostmem import aligned_bytes
 
 
 def test_memory_of_ours_is_watched():

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import normgrad
+import trained
 from normgrad import aclnn, infiniop
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "docs" / "aclnn.md", ROOT / "docs" / "infiniop.md"]
+PAGES = [ROOT / "docs" / "reference" / name for name in ("aclnn.md", "infiniop.md")]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(normgrad.__file__).parents[1])}
 
 PRINTED = {
@@ -52,6 +54,16 @@ def test_example_prints_the_worked_numbers(name):
     assert done.stdout.splitlines() == PRINTED[name]
 
 
+def test_training_steps_are_pytorchs():
+    pytest.importorskip("torch", reason="there is no torch to compare with")
+    path = ROOT / "examples" / "aclnn_training_step.py"
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    trained.compare(done.stdout, trained.expected())
+
+
 def test_the_page_lists_every_status():
     rows = dict(re.findall(r"^\| (\d+) \| (\w+) \|", PAGES[0].read_text(), re.MULTILINE))
     assert rows == {str(int(status)): status.name for status in aclnn.Status}
@@ -63,5 +75,14 @@ def test_the_page_lists_every_status():
 
 
 def test_the_page_lists_every_product():
-    rows = re.findall(r"^\| `([\w-]+)`(?: \(default\))? \|", PAGES[0].read_text(), re.MULTILINE)
-    assert rows == list(aclnn.PRODUCTS)
+    text = PAGES[0].read_text().split("## Products\n")[1]
+    rows = re.findall(r"^\| `([a-z][\w-]+)`(?: \(default\))? \|", text, re.MULTILINE)
+    assert [row for row in rows if not row.startswith("aclnn")] == list(aclnn.PRODUCTS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_tables_of_operators_are_those_of_the_code(page):
+    tables = runpy.run_path(str(ROOT / "docs" / "hooks" / "tables.py"))
+    text = page.read_text(encoding="utf-8")
+    assert "<!-- table:" in text
+    assert tables["with_tables"](text) == text, "run python docs/hooks/tables.py"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from normgrad import aclnn, batch_norm_backward, infiniop
+from normgrad.core.spec import TensorSpec
 from normgrad.device import memory_of
-from normgrad.spec import TensorSpec
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -113,7 +113,7 @@ def test_aclnn_from_memory_to_memory(monkeypatch, shift):
     status = aclnn.aclnnBatchNormBackward(workspace, size, executor, stream)
     assert status == 0, aclnn.aclGetRecentErrMsg()
     assert aclnn.aclrtSynchronizeStream(stream) == 0
-    expected = batch_norm_backward(dy, x, weight, save_mean=mean, save_invstd=invstd)
+    expected = batch_norm_backward(dy, x, mean, invstd, weight=weight)[:3]
     for pointer, want in zip((result, *small), expected, strict=True):
         got = np.full_like(want, np.nan)
         assert aclnn.aclrtMemcpy(got, got.nbytes, pointer, got.nbytes, D2H) == 0
@@ -128,9 +128,7 @@ def test_infiniop_over_torch_tensors():
     try:
         handle = infiniop.infiniopCreateHandle()[1]
         dy, x, weight, mean, variance = problem()
-        expected = batch_norm_backward(
-            dy, x, weight, save_mean=mean, save_invstd=variance, save_invstd_is="variance", eps=0.0
-        )
+        expected = batch_norm_backward(dy, x, mean, variance=variance, eps=0.0, weight=weight)[:3]
         results = [np.full_like(want, np.nan) for want in expected]
         arrays = [
             torch.from_numpy(array).cuda() for array in (*results, x, dy, weight, mean, variance)
@@ -158,5 +156,83 @@ def test_infiniop_over_torch_tensors():
             close(got.cpu().numpy(), want)
         assert infiniop.infinirtFree(workspace) == 0
         assert infiniop.infinirtStreamDestroy(stream) == 0
+    finally:
+        assert infiniop.infinirtSetDevice(infiniop.INFINI_DEVICE_CPU, 0) == 0
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setenv("NORMGRAD_DEVICE", "cuda")
+    assert aclnn.aclrtSetDevice(0) == 0, aclnn.aclGetRecentErrMsg()
+
+
+def busy(stream, milliseconds=300):
+    """Keep a stream at work; a GPU makes about 2 million cycles in a millisecond."""
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.number)):
+        torch.cuda._sleep(2_000_000 * milliseconds)
+
+
+def test_events_and_limits_of_waiting(gpu):
+    stream, other = (aclnn.aclrtCreateStream()[1] for _ in range(2))
+    start, end, after = (aclnn.aclrtCreateEvent()[1] for _ in range(3))
+    assert aclnn.aclrtQueryEventStatus(start) == (0, 0)
+    assert aclnn.aclrtRecordEvent(start, stream) == 0
+    busy(stream)
+    assert aclnn.aclrtRecordEvent(end, stream) == 0
+    assert aclnn.aclrtStreamWaitEvent(other, end) == 0
+    assert aclnn.aclrtRecordEvent(after, other) == 0
+    assert aclnn.aclrtQueryEventStatus(end) == (0, 0)
+    assert aclnn.aclrtEventElapsedTime(start, end) == (107006, 0)
+    assert aclnn.aclrtSynchronizeStreamWithTimeout(stream, 5) == 507046
+    assert aclnn.aclrtSynchronizeStreamWithTimeout(other, 5) == 507046
+    assert aclnn.aclrtSynchronizeStreamWithTimeout(other, 60_000) == 0
+    assert aclnn.aclrtQueryEventStatus(end) == (0, 1)
+    status, milliseconds = aclnn.aclrtEventElapsedTime(start, end)
+    assert (status, 50 < milliseconds < 5000) == (0, True)
+    assert aclnn.aclrtEventElapsedTime(end, after)[1] >= 0
+    assert aclnn.aclrtResetEvent(end, stream) == 0
+    assert aclnn.aclrtQueryEventStatus(end) == (0, 0)
+    assert [aclnn.aclrtDestroyEvent(event) for event in (start, end, after)] == [0, 0, 0]
+    assert [aclnn.aclrtDestroyStream(each) for each in (stream, other)] == [0, 0]
+
+
+def test_copies_whose_kind_the_addresses_say(gpu):
+    data, back = np.arange(8.0), np.zeros(8)
+    one, two = (aclnn.aclrtMalloc(64)[1] for _ in range(2))
+    default = aclnn.ACL_MEMCPY_DEFAULT
+    assert aclnn.aclrtMemcpy(one, 64, data.ctypes.data, 64, default) == 0
+    assert aclnn.aclrtMemcpy(two, 64, one, 64, default) == 0
+    assert aclnn.aclrtMemsetAsync(two, 64, 0, 8, None) == 0
+    assert aclnn.aclrtMemcpy(back, 64, two, 64, default) == 0
+    np.testing.assert_array_equal(back, [0, *data[1:]])
+    assert [aclnn.aclrtFree(pointer) for pointer in (one, two)] == [0, 0]
+
+
+def test_memory_in_numbers_and_too_much_of_it(gpu):
+    status, free, total = aclnn.aclrtGetMemInfo(aclnn.ACL_HBM_MEM)
+    assert (status, 0 < free <= total) == (0, True)
+    assert total == torch.cuda.get_device_properties(0).total_memory
+    for size in (1 << 60, 2 * total):
+        assert aclnn.aclrtMalloc(size) == (200000, 0)
+        words = f"aclrtMalloc: not enough memory: {size} bytes cannot be had on cuda:0"
+        assert aclnn.aclGetRecentErrMsg() == words
+
+
+def test_infinirt_events():
+    assert infiniop.infinirtSetDevice(infiniop.INFINI_DEVICE_NVIDIA, 0) == 0
+    try:
+        stream = infiniop.infinirtStreamCreate()[1]
+        start, end = (infiniop.infinirtEventCreate()[1] for _ in range(2))
+        assert infiniop.infinirtEventRecord(start, stream) == 0
+        busy(stream)
+        assert infiniop.infinirtEventRecord(end, stream) == 0
+        assert infiniop.infinirtEventQuery(end) == (0, infiniop.INFINIRT_EVENT_NOT_READY)
+        assert infiniop.infinirtEventSynchronize(end) == 0
+        status, milliseconds = infiniop.infinirtEventElapsedTime(start, end)
+        assert (status, 50 < milliseconds < 5000) == (0, True)
+        pointer = infiniop.infinirtMallocAsync(64, stream)[1]
+        assert infiniop.infinirtFreeAsync(pointer, stream) == 0
+        assert infiniop.infinirtStreamDestroy(stream) == 0
+        assert infiniop.infinirtGetAllDeviceCount()[1][1] == torch.cuda.device_count()
     finally:
         assert infiniop.infinirtSetDevice(infiniop.INFINI_DEVICE_CPU, 0) == 0

@@ -1,5 +1,6 @@
 """What the tests of the torch module share."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,13 +9,25 @@ import torch
 
 from normgrad import backends
 
+# Inductor's workers import torch anew in processes of their own: 6 of 30 s of a first model.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 
 @pytest.fixture(scope="session")
 def fast_backend():
-    """What ``enable()`` uses by default on the CPU, or the reference where it is missing."""
-    return "reference" if backends.get("cpu").unavailable() else None
+    """The fast one by name, which takes small calls too; the reference where it is missing."""
+    return "reference" if backends.get("cpu").unavailable() else "cpu"
+
+
+@pytest.fixture
+def by_reference(monkeypatch):
+    """Operators computed by the reference backend: no kernels to compile for every form."""
+    from normgrad.calls.dispatch import compute
+    from normgrad.torch import backward_ops, forward
+
+    for module in (forward, backward_ops):
+        monkeypatch.setattr(module, "compute", lambda *args: compute(*args[:-1], "reference"))
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ MODULES = {
     "BatchNorm3d": ((12,), (3, 12, 4, 5, 6)),
     "SyncBatchNorm": ((12,), (6, 12, 9, 7)),
     "LayerNorm": ((40,), (6, 9, 40)),
+    "RMSNorm": ((40,), (6, 9, 40)),
     "GroupNorm": ((4, 12), (6, 12, 9, 7)),
     "InstanceNorm2d": ((12,), (6, 12, 9, 7)),
 }
@@ -69,6 +70,7 @@ def check_statistics_are_float32():
             OPS.batch_norm(x, weight, None, None, None, True, 0.1, 1e-5),
             OPS.group_norm(x, weight, None, 2, 1e-5),
             OPS.layer_norm(x, [4], None, None, 1e-5),
+            (*OPS.rms_norm(x, [4], None, 1e-5), torch.ones(1)),
         ):
             assert (y.dtype, mean.dtype, rstd.dtype) == (dtype, torch.float32, torch.float32)
 
@@ -124,6 +126,28 @@ def check_synchronized_operators():
         assert_near(one, other.double(), torch.float32)
 
 
+class _WrittenRMSNorm(nn.RMSNorm):
+    """As transformers write it."""
+
+    def forward(self, x):
+        mean = x.float().square().mean(-1, keepdim=True)
+        return self.weight * (x.float() * torch.rsqrt(mean + self.eps)).to(x.dtype)
+
+
+def check_written_rms_norm():
+    """With types of its own, under autocast too."""
+    for dtype, autocast in ((torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)):
+        original = _WrittenRMSNorm(40, 1e-6).cuda()
+        module = ours.convert(copy.deepcopy(original))
+        assert type(module) is not _WrittenRMSNorm
+        x = off_centre((6, 9, 40), dtype)[0].cuda()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            got, want = module(x), original(x)
+        assert got.dtype == want.dtype
+        assert_near(got, original.double()(x.double()), dtype)
+        got.sum().backward()
+
+
 def check_autocast():
     """Layer and group norm in float32, batch and instance norm in bfloat16, as torch's."""
     x = torch.randn(4, 12, 6, 6, device="cuda", dtype=torch.bfloat16)
@@ -132,6 +156,7 @@ def check_autocast():
             (ours.BatchNorm2d(12), nn.BatchNorm2d(12)),
             (ours.GroupNorm(3, 12), nn.GroupNorm(3, 12)),
             (ours.LayerNorm(6), nn.LayerNorm(6)),
+            (ours.RMSNorm(6), nn.RMSNorm(6)),
             (ours.InstanceNorm2d(12, affine=True), nn.InstanceNorm2d(12, affine=True)),
         ):
             got, want = mine.cuda()(x), theirs.cuda()(x)
@@ -244,7 +269,11 @@ def check_captured():
 def check_compiled():
     """Modules in a whole graph by inductor."""
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 1), ours.BatchNorm2d(8), ours.GroupNorm(2, 8), ours.LayerNorm(6)
+        nn.Conv2d(3, 8, 1),
+        ours.BatchNorm2d(8),
+        ours.GroupNorm(2, 8),
+        ours.LayerNorm(6),
+        ours.RMSNorm(6),
     ).cuda()
     twin = copy.deepcopy(model)
     x = torch.randn(2, 3, 5, 6, device="cuda")

@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounter
 
 import normgrad
 import normgrad.torch as ours
-from normgrad import dispatch, torch_calls
+from normgrad.calls import cached_calls, dispatch
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,7 @@ def test_all_modules(channels_last):
         ours.InstanceNorm2d(8, affine=True, track_running_stats=True),
         ours.SyncBatchNorm(8),
         ours.LayerNorm(6),
+        ours.RMSNorm(6),
     )
     _compare(model, (2, 3, 5, 6), "aot_eager", channels_last)
 
@@ -153,10 +154,10 @@ def test_the_functional_api_is_one_break_in_a_graph():
     x, mean, rstd = torch.randn(4, 8), torch.zeros(4), torch.ones(4)
 
     def around(x):
-        return normgrad.layer_norm_backward(x * 2, x, 8, mean, rstd).grad_input + 1
+        return normgrad.layer_norm_backward(x * 2, x, mean, rstd, 8).grad_input + 1
 
-    dispatch._known.clear()
-    torch_calls._guards_see_grad.cache_clear()
+    dispatch._cached_calls.clear()
+    cached_calls._guards_see_grad.cache_clear()
     counter = CompileCounter()
     got = torch.compile(around, backend=counter)(x)
     assert torch.equal(got, around(x))
@@ -167,7 +168,7 @@ def test_a_whole_graph_with_the_functional_api_is_refused_with_the_way_out():
     x, mean, rstd = torch.randn(4, 8), torch.zeros(4), torch.ones(4)
 
     def function(x):
-        return normgrad.layer_norm_backward(x, x, 8, mean, rstd).grad_input
+        return normgrad.layer_norm_backward(x, x, mean, rstd, 8).grad_input
 
     run = torch.compile(function, backend="aot_eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"only torch\.ops\.normgrad and"):

@@ -169,6 +169,15 @@ def test_a_parametrized_module_keeps_its_class():
     assert [type(one) for one in ours.revert(model)] == [nn.LayerNorm, nn.LayerNorm]
 
 
+def test_convert_sync_batchnorm_of_one_with_an_activation():
+    """As timm's BatchNormAct2d, whose activation was left out without a word."""
+    module = nn.BatchNorm1d(4)
+    module.act = nn.ReLU()
+    with pytest.raises(ValueError, match="a BatchNorm1d holds act, which its own class calls"):
+        ours.convert_sync_batchnorm(nn.Sequential(module))
+    assert type(module) is nn.BatchNorm1d
+
+
 def test_convert_sync_batchnorm_of_a_lazy_one():
     model = nn.Sequential(nn.BatchNorm1d(4), nn.LazyBatchNorm1d())
     with pytest.raises(ValueError, match="a LazyBatchNorm1d that has seen no data"):

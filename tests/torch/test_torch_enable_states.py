@@ -8,7 +8,10 @@ import normgrad
 import normgrad.torch as ours
 from normgrad.torch import override
 
-pytestmark = pytest.mark.usefixtures("disabled")
+pytestmark = [
+    pytest.mark.usefixtures("disabled"),
+    pytest.mark.filterwarnings("ignore::normgrad.torch.NothingTakenWarning"),
+]
 
 
 def test_states():
@@ -35,7 +38,7 @@ def test_with_statements_that_overlap():
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert override._State.now.backend == "reference"
+    assert override.State.now.backend == "reference"
     second.__exit__(None, None, None)
     assert not ours.enabled()
 
@@ -45,11 +48,11 @@ def test_one_object_in_several_with_statements():
     once = ours.enable(backend="cpu")
     for _ in range(3):
         with once:
-            assert override._State.now.backend == "cpu"
+            assert override.State.now.backend == "cpu"
             with once:
                 pass
-            assert override._State.now.backend == "cpu"
-        assert override._State.now.backend == "reference"
+            assert override.State.now.backend == "cpu"
+        assert override.State.now.backend == "reference"
     ours.disable()
     with once:
         with once:
@@ -65,8 +68,8 @@ def test_one_object_in_several_with_statements():
 def test_a_with_statement_counts_though_others_were_called_since():
     first, _, _ = ours.enable(backend="cpu"), ours.enable(), ours.enable(backend="reference")
     with first:
-        assert override._State.now.backend == "cpu"
-    assert override._State.now.backend == "reference"
+        assert override.State.now.backend == "cpu"
+    assert override.State.now.backend == "reference"
 
 
 def test_with_statements_of_threads_that_overlap():
@@ -104,6 +107,6 @@ def test_what_was_called_inside_ends_with_the_statement():
     assert not ours.enabled()  # the call before held until disable(), too
     for _ in range(5):
         ours.enable()
-    assert len(override._State.wishes) == 2
+    assert len(override.State.wishes) == 2
     ours.disable()
     assert not ours.enabled()

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWa
 # Over which axes; torch's own layer norm is no judge here, its forward over forward is wrong.
 MODULES = {
     "layer": (lambda: ours.LayerNorm(4), (3, 4), (1,)),
+    "rms": (lambda: ours.RMSNorm(4, 1e-5), (3, 4), (1,)),
     "batch": (lambda: ours.BatchNorm1d(4, track_running_stats=False), (5, 4), (0,)),
     "group": (lambda: ours.GroupNorm(1, 4), (3, 4), (1,)),
     "instance": (lambda: ours.InstanceNorm1d(4), (2, 4, 3), (2,)),
@@ -28,7 +29,7 @@ def case(request):
     torch.manual_seed(5)
 
     def formula(x):
-        centred = x - x.mean(axes, keepdim=True)
+        centred = x if request.param == "rms" else x - x.mean(axes, keepdim=True)
         return centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + module.eps)
 
     x, direction = torch.randn(2, *shape, dtype=torch.float64)

@@ -11,10 +11,13 @@ from example_models import NAMES, make
 from torch import nn
 
 import normgrad.torch as ours
-from normgrad.errors import OptionError
+from normgrad.core.errors import OptionError
 from normgrad.torch import inductor
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in inductor
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",  # torch's own, in inductor
+    "ignore::normgrad.torch.NothingTakenWarning",  # compiled calls are not counted
+)
 
 BACKWARD = {"resnet": "batch_norm", "unet": "group_norm", "transformer": "layer_norm"}
 
@@ -59,6 +62,7 @@ def _assert_close(got, want, **tolerance):
         torch.testing.assert_close(one, other, **tolerance or {"rtol": 1e-4, "atol": 1e-5})
 
 
+@pytest.mark.slow(20)
 @pytest.mark.parametrize("name", NAMES)
 def test_our_modules(name):
     torch.manual_seed(2)
@@ -71,6 +75,7 @@ def test_our_modules(name):
     _assert_close(model.buffers(), twin.buffers())
 
 
+@pytest.mark.slow(15)
 @pytest.mark.parametrize("name", NAMES)
 def test_torchs_modules(name):
     torch.manual_seed(3)
@@ -83,6 +88,7 @@ def test_torchs_modules(name):
     _assert_close(got, want)
 
 
+@pytest.mark.slow(10)
 def test_programs_on_disk_are_told_apart(tmp_path, monkeypatch):
     from torch._functorch import config as graphs
     from torch._inductor import config as programs
@@ -137,6 +143,7 @@ def test_what_is_not_ours_stays_inductors():
     _assert_close(got, want)
 
 
+@pytest.mark.slow(6)
 def test_batch_norm_by_running_statistics():
     model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4)).eval()
     model[1].running_mean.normal_()
@@ -150,9 +157,12 @@ def test_batch_norm_by_running_statistics():
     _assert_close(got, want)
 
 
+@pytest.mark.slow(6)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "layer", [ours.GroupNorm(2, 4), ours.BatchNorm2d(4), ours.LayerNorm(24)], ids=str
+    "layer",
+    [ours.GroupNorm(2, 4), ours.BatchNorm2d(4), ours.LayerNorm(24), ours.RMSNorm(24)],
+    ids=str,
 )
 def test_types(layer, dtype):
     """The numbers of eager calls, up to one rounding and the order in which statistics add up."""
@@ -174,6 +184,7 @@ def test_types(layer, dtype):
         torch.testing.assert_close(one, other, rtol=rounding, atol=2 * order * max(size, 1))
 
 
+@pytest.mark.slow(4)
 def test_other_sizes_and_none():
     model = nn.Sequential(ours.GroupNorm(2, 4), ours.LayerNorm(6))
     twin = copy.deepcopy(model)
@@ -210,6 +221,7 @@ print("done")
 """
 
 
+@pytest.mark.slow(10)
 def test_the_first_thing_that_a_process_compiles():
     """Inductor is loaded between a model's shapes and its tables."""
     done = subprocess.run(

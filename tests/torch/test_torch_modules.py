@@ -25,6 +25,9 @@ MODULES = {
     "ln-two-axes": ("LayerNorm", ((5, 10),), {"eps": 1e-3}, (3, 5, 10)),
     "ln-no-affine": ("LayerNorm", (10,), {"elementwise_affine": False}, (3, 5, 10)),
     "ln-no-bias": ("LayerNorm", (10,), {"bias": False}, (3, 5, 10)),
+    "rms": ("RMSNorm", (10,), {"eps": 1e-3}, (3, 5, 10)),
+    "rms-two-axes": ("RMSNorm", ((5, 10),), {}, (3, 5, 10)),
+    "rms-no-affine": ("RMSNorm", (10,), {"elementwise_affine": False}, (3, 5, 10)),
     "gn": ("GroupNorm", (2, 6), {}, (3, 6, 5, 4)),
     "gn-flat": ("GroupNorm", (2, 8), {}, (5, 8)),
     "gn-of-three": ("GroupNorm", (5, 15), {}, (2, 15, 7)),
@@ -135,7 +138,7 @@ def test_axes_of_size_1_with_any_stride(name, shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", ["bn2d", "ln", "gn", "in2d-tracking"])
+@pytest.mark.parametrize("case", ["bn2d", "ln", "rms", "gn", "in2d-tracking"])
 def test_parameters_in_float32_and_data_in_16_bits(case, dtype):
     module, twin = _pair(case)
     twin.load_state_dict(module.state_dict())
@@ -247,6 +250,24 @@ def test_sync_batch_norm_takes_torchs_arguments():
         ]
 
     assert arguments(ours.SyncBatchNorm) == arguments(nn.SyncBatchNorm)
+
+
+@pytest.mark.parametrize("axes", [3, 9])
+@pytest.mark.parametrize("name", ["batch_norm", "batch_norm_elemt", "group", "layer", "rms"])
+def test_results_may_be_changed_in_place(name, axes):
+    """As by ``ReLU(inplace=True)``: they were views for a time, which autograd refuses."""
+    x = torch.randn(3, 4, 5, *(1,) * (axes - 3), requires_grad=True)
+    ops, vectors = torch.ops.normgrad, (torch.zeros(4), torch.ones(4))
+    y, *statistics = {
+        "batch_norm": lambda: ops.batch_norm(x, None, None, None, None, True, 0.1, 1e-5),
+        "batch_norm_elemt": lambda: ops.batch_norm(x, None, None, *vectors, False, 0.1, 1e-5),
+        "group": lambda: ops.group_norm(x, None, None, 2, 1e-5),
+        "layer": lambda: ops.layer_norm(x, x.shape[2:], None, None, 1e-5),
+        "rms": lambda: ops.rms_norm(x, x.shape[2:], None, 1e-5),
+    }[name]()
+    assert not any(one._is_view() for one in (y, *statistics))
+    torch.relu_(y).sum().backward()
+    assert x.grad.shape == x.shape
 
 
 def test_a_batch_of_nothing():

@@ -62,7 +62,9 @@ def test_samples(name, dtype, infos, fast_backend):
                 store.extend(_gradients(info, sample) for sample in samples)
     report = ours.report(reset=True)
     assert report.calls("normgrad") > 0
-    assert report.calls("torch") == 0, str(report)
+    # What our functions refuse torch computes, and the report says so.
+    left = [line for line in str(report).splitlines() if " torch " in line]
+    assert all("must have elements" in line or "must be finite" in line for line in left), left
     # Torch rounds statistics of bfloat16 data to bfloat16 and sums what it made of them.
     tolerance = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.1}[dtype]
     for got, want in zip(gots, wants, strict=True):

@@ -48,15 +48,61 @@ def _cases():
         "layer_norm_backward/two-axes": (
             *(dy, x, [4, 5], _random(3, 1, 1), _positive(3, 1, 1), _random(4, 5)),
         ),
+        "rms_norm_backward/plain": (dy, x, [5], _positive(3, 4, 1)),
+        "rms_norm_backward/offset": (
+            *(dy, x, [4, 5], _positive(3, 1, 1), _random(4, 5), [True, True], 1.0),
+        ),
         "group_norm_backward/groups": (dy, x, _random(3, 2), _positive(3, 2), weight, 2),
         "group_norm_backward/last-axis": (
             *(dy, x, _random(3, 5), _positive(3, 5), None, 5, every, 2),
         ),
+        "batch_norm_backward/silu": (
+            *(dy, x, weight, None, None, mean, rstd),
+            *(True, 1e-5, every, 1, bias, "silu"),
+        ),
+        "batch_norm_backward/inference-hardswish": (
+            *(dy, x, weight, mean, rstd, None, None, False, 1e-3),
+            *(every, 1, bias, "hardswish"),
+        ),
+        "batch_norm_add_backward/shortcut": (
+            *(dy, x, _random(3, 4, 5), None, weight, bias, None, None, mean, rstd),
+            *(True, 1e-5, [*every, True], 1, "gelu"),
+        ),
+        "batch_norm_add_backward/mask": (
+            *(dy, x, None, torch.arange(12, dtype=torch.uint8).reshape(3, 4, 1), weight, bias),
+            *(None, None, mean, rstd),
+        ),
+        "layer_norm_backward/sum": (
+            *(dy, x, [5], _random(3, 4, 1), _positive(3, 4, 1), _random(5), None, every),
+            _random(3, 4, 5),
+        ),
+        "rms_norm_backward/sum": (
+            *(dy, x, [5], _positive(3, 4, 1), _random(5), [True, True], 0.0, _random(3, 4, 5)),
+        ),
+        "group_norm_backward/gelu": (
+            *(dy, x, _random(3, 2), _positive(3, 2), weight, 2, every, 1, bias, "gelu_tanh"),
+        ),
+        "batch_norm/relu": (x, weight, bias, None, None, True, 0.1, 1e-5, "relu"),
+        "batch_norm/leaky": (x, weight, bias, None, None, True, 0.1, 1e-5, "leaky_relu", 0.2),
+        "batch_norm/inference-silu": (
+            *(x, weight, bias, mean.detach(), rstd.detach(), False, 0.1, 1e-5, "silu"),
+        ),
+        "batch_norm_add/relu": (x, dy, weight, bias, None, None, True, 0.1, 1e-5, "relu"),
+        "batch_norm_add/silu": (x, dy, weight, None, None, None, True, 0.1, 1e-5, "silu"),
+        "batch_norm_add/plain": (x, dy, weight, bias, None, None, True, 0.1, 1e-5),
+        "batch_norm_add/inference": (
+            *(x, dy, weight, bias, mean.detach(), rstd.detach(), False, 0.1, 1e-5, "relu"),
+        ),
+        "add_layer_norm/plain": (x, dy, [5], _random(5), _random(5), 1e-5),
+        "add_rms_norm/offset": (x, dy, [5], _random(5), None, 1.0),
+        "group_norm/silu": (x, weight, bias, 2, 1e-5, "silu"),
         "batch_norm/training": (x, weight, bias, None, None, True, 0.1, 1e-5),
         "batch_norm/inference": (
             *(x, weight, bias, mean.detach(), rstd.detach(), False, 0.1, 1e-5),
         ),
         "layer_norm/plain": (x, [5], _random(5), _random(5), 1e-5),
+        "rms_norm/plain": (x, [5], _random(5), 1e-5),
+        "rms_norm/offset": (x, [4, 5], _random(4, 5), None, 1.0),
         "group_norm/plain": (x, weight, bias, 2, 1e-5),
     }
 
@@ -131,22 +177,75 @@ def test_shapes_without_data_have_the_strides_of_results(layout):
 
 
 def test_an_operator_is_the_function():
-    args = CASES["layer_norm_backward/two-axes"]
+    """Whose arguments come in another order."""
+    dy, x, shape, mean, rstd, weight = CASES["layer_norm_backward/two-axes"]
     with torch.no_grad():
-        got = OPS.layer_norm_backward(*args)
-    want = normgrad.layer_norm_backward(*args)
-    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+        got = OPS.layer_norm_backward(dy, x, shape, mean, rstd, weight)
+    want = normgrad.layer_norm_backward(dy, x, mean, rstd, shape, weight=weight)
+    assert all(torch.equal(one, other) for one, other in zip(got, want[:3], strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name in functional.__all__ if "backward" in name])
-def test_an_operator_has_the_functions_arguments_and_defaults(name):
+# Torch's own operator for each of ours, and its arguments that have another name here or (None)
+# say what the data's shape or the mask says.
+TORCHS = {
+    "batch_norm_backward": ("native_batch_norm_backward", {"train": "training"}),
+    "batch_norm_reduce_backward": (
+        "batch_norm_backward_reduce",
+        {"input_g": "output_mask", "weight_g": None, "bias_g": None},
+    ),
+    "batch_norm_elemt_backward": ("batch_norm_backward_elemt", {"count": "counter"}),
+    "layer_norm_backward": ("native_layer_norm_backward", {}),
+    "rms_norm_backward": ("_fused_rms_norm_backward", {}),
+    "group_norm_backward": (
+        "native_group_norm_backward",
+        {"N": None, "C": None, "HxW": None, "group": "num_groups"},
+    ),
+}
+# What torch's have not, which comes last.
+_AFTER = ["bias", "activation", "negative_slope"]
+LAST = {
+    "batch_norm_backward": ["channel_axis", *_AFTER],
+    "group_norm_backward": ["channel_axis", *_AFTER],
+    "layer_norm_backward": ["grad_sum"],
+    "rms_norm_backward": ["weight_offset", "grad_sum"],
+}
+# What the function has no default for, or has not at all.
+DEFAULTS = {
+    **dict.fromkeys(("running_mean", "running_var", "save_mean", "save_invstd", "bias")),
+    "num_groups": 32,
+}
+
+
+def test_all_operators_are_compared_with_torchs():
+    assert {name for name in functional.__all__ if hasattr(OPS, name)} == TORCHS.keys()
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_an_operator_has_torchs_arguments_in_torchs_order(name):
+    torchs, renamed = TORCHS[name]
+    arguments = getattr(torch.ops.aten, torchs).default._schema.arguments
+    names = [renamed.get(one.name, one.name) for one in arguments]
+    wanted = [one for one in names if one is not None]
+    wanted += LAST.get(name, ["channel_axis"])
+    assert [one.name for one in getattr(OPS, name).default._schema.arguments] == wanted
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_an_operator_has_the_functions_defaults(name):
+    """Where the arguments that follow have one too."""
     parameters = inspect.signature(getattr(functional, name)).parameters
+    given = {
+        one.name: one.default for one in parameters.values() if one.default is not one.empty
+    } | DEFAULTS
+    given.pop("rstd", None)  # the operators take no variance in its place
     arguments = getattr(OPS, name).default._schema.arguments
-    assert [one.name for one in arguments] == list(parameters)[: len(arguments)]
-    for one in arguments:
-        default = one.default_value if one.has_default_value() else inspect.Parameter.empty
-        default = tuple(default) if isinstance(default, list) else default
-        assert default == parameters[one.name].default
+    last_without = max(place for place, one in enumerate(arguments) if one.name not in given)
+    for place, one in enumerate(arguments):
+        assert one.has_default_value() == (place > last_without), one.name
+        if place > last_without:
+            default = one.default_value
+            default = tuple(default) if isinstance(default, list) else default
+            assert default == given[one.name], one.name
 
 
 def test_errors_name_the_argument():
@@ -187,6 +286,10 @@ def _mapped(args, which):
 @pytest.mark.parametrize("which", ["all", "data", "counter-apart"])
 def test_vmap_is_a_loop(call, which):
     op, args = call
+    if op is OPS.batch_norm_add_backward.default and args[2] is None:
+        with pytest.raises(NotImplementedError, match="takes shortcut, not mask"):
+            torch.func.vmap(lambda one: op(one, *args[1:]))(torch.stack([args[0]] * 3))
+        return
     choose = {
         "all": lambda index, one: True,
         "data": lambda index, one: one.dim() == 3 and one.shape == (3, 4, 5),
@@ -206,7 +309,8 @@ def test_vmap_is_a_loop(call, which):
         ]
         want = [one for one in _tuple(op(*alone)) if one is not None]
         for ours, single in zip(got, want, strict=True):
-            torch.testing.assert_close(ours[index], single)
+            if single.dtype != torch.uint8:  # a mask, which has no slices
+                torch.testing.assert_close(ours[index], single)
 
 
 def _tuple(results):
@@ -349,6 +453,7 @@ def test_autocast_on_the_cpu_leaves_types_as_torch_does():
     [
         ("BatchNorm2d", (8, 1e-5, 0.1, True, False)),
         ("LayerNorm", (4,)),
+        ("RMSNorm", (4,)),
         ("GroupNorm", (2, 8)),
         ("InstanceNorm2d", (8,)),
         ("InstanceNorm2d", (8, 1e-5, 0.1, True)),

@@ -44,6 +44,7 @@ def test_parameters_without_data_are_refused(name, args, shape):
     [
         ("LayerNorm", (4,), (3, 6)),
         ("LayerNorm", ((3, 4),), (4,)),
+        ("RMSNorm", (4,), (3, 6)),
         ("BatchNorm1d", (4,), (3, 6)),
         ("BatchNorm1d", (4, 1e-5, 0.1, False), (3, 6)),
         ("GroupNorm", (2, 4), (3, 6)),
@@ -70,6 +71,7 @@ def test_export_does_not_promise_sizes_that_cannot_run():
     size = torch.export.Dim("size", min=2, max=64)
     for module, x in (
         (ours.LayerNorm(4), torch.randn(3, 4)),
+        (ours.RMSNorm(4), torch.randn(3, 4)),
         (ours.BatchNorm1d(4).eval(), torch.randn(3, 4)),
         (ours.GroupNorm(2, 4), torch.randn(3, 4)),
     ):

@@ -21,11 +21,12 @@ class _Seen(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "group_norm", "batch_norm"])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "group_norm", "batch_norm"])
 def test_a_mode_sees_our_operators(name):
     """Plain tensors go past the dispatcher, but not past somebody who looks."""
     module = {
         "layer_norm": ours.LayerNorm(6),
+        "rms_norm": ours.RMSNorm(6),
         "group_norm": ours.GroupNorm(2, 6),
         "batch_norm": ours.BatchNorm1d(6),
     }[name]
@@ -37,9 +38,10 @@ def test_a_mode_sees_our_operators(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_layer_norm_has_the_same_bits_without_grad(dtype):
-    """There it is torch's own call; a checkpoint compares the two."""
-    module = ours.LayerNorm(33).to(dtype)
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_norms_of_rows_have_the_same_bits_without_grad(name, dtype):
+    """There they go past the dispatcher; a checkpoint compares the two."""
+    module = getattr(ours, name)(33).to(dtype)
     nn.init.normal_(module.weight)
     x = (100 + 3 * torch.randn(5, 33)).to(dtype)
     with_grad = module(x)
@@ -49,10 +51,11 @@ def test_layer_norm_has_the_same_bits_without_grad(dtype):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_trace_without_grad_has_our_layer_norm():
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_a_trace_without_grad_has_our_norm(name):
     """Or its gradients would be torch's."""
     with torch.no_grad():
-        module = ours.LayerNorm(6)
+        module = getattr(ours, name)(6)
         programs = (
             torch.jit.trace(module, torch.randn(4, 6)).graph,
             torch.export.export(module, (torch.randn(4, 6),)).graph,

@@ -1,7 +1,6 @@
-"""aclnnBatchNormBackward."""
+"""Batch norm and its gradients."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from normgrad.aclnn.constants import (
     ACL_FLOAT,
@@ -12,25 +11,22 @@ from normgrad.aclnn.constants import (
     ACL_FORMAT_ND,
     ACL_FORMAT_NDHWC,
     ACL_FORMAT_NHWC,
-    format_name,
 )
-from normgrad.aclnn.executor import StageOneAnswer, no_stage_one, stage_one, stage_two
-from normgrad.aclnn.options import number, truth
-from normgrad.aclnn.products import BATCH_NORM
+from normgrad.aclnn.dtypes import format_name
+from normgrad.aclnn.request import CHANNELS_LAST, INFERENCE, Request
 from normgrad.aclnn.rules import (
     Call,
-    Page,
-    floats,
+    Rule,
     mask_has_three,
     no_private_format,
     one_of,
     same_type,
 )
-from normgrad.aclnn.status import INVALID, OPERATOR_CODES, Status, fail, operator_status, reports
-from normgrad.aclnn.tensors import aclBoolArray, aclTensor
-from normgrad.spec import Op, Spec
+from normgrad.aclnn.stages import stages
+from normgrad.aclnn.status import INVALID, fail
+from normgrad.aclnn.table import OUTPUT_MASK, Page, operand, option, result, updated
+from normgrad.core.operators import Op
 
-DATA: Final = ("gradOut", "input", "gradInput")
 VECTORS: Final = ("weight", "runningMean", "runningVar", "saveMean", "saveInvstd")
 PARAM_GRADS: Final = ("gradWeight", "gradBias")
 
@@ -43,12 +39,6 @@ FORMATS: Final = (
     ACL_FORMAT_NDHWC,
     ACL_FORMAT_ND,
 )
-CHANNELS_LAST: Final = (ACL_FORMAT_NHWC, ACL_FORMAT_NDHWC)
-# (format, rank) with another channel axis than 1; a tag of another rank does not count.
-CHANNEL_AXIS: Final[dict[tuple[int, int], int]] = {
-    (ACL_FORMAT_NHWC, 4): 3,
-    (ACL_FORMAT_NDHWC, 5): 4,
-}
 
 
 def vectors_fit_data(call: Call) -> None:
@@ -70,109 +60,174 @@ def param_grads_fit_weight(call: Call) -> None:
         one_of(name, kind, dict.fromkeys(allowed), f" on {call.product.title}")
 
 
-def formats_alike_and_plain(call: Call) -> None:
+def formats_alike_and_plain(*names: str) -> Rule:
     """One format for the data, none of the blocked ones, channels last where the product can."""
-    model = call.tensors["gradOut"].format
-    for name, kind in call.given(*DATA):
-        if kind.format != model:
-            rule = f"must have the format of gradOut, {format_name(model)}"
-            fail(INVALID, f"{name} {rule}, got {format_name(kind.format)}")
-        if kind.format not in FORMATS:
-            listed = ", ".join(format_name(value) for value in FORMATS)
-            fail(INVALID, f"{name} must have a format of {listed}, got {format_name(kind.format)}")
-    if model in CHANNELS_LAST and not call.product.channels_last:
-        rule = f"must not have its channels last on {call.product.title}"
-        fail(INVALID, f"gradOut {rule}, got {format_name(model)}")
+    first = names[0]
+
+    def rule(call: Call) -> None:
+        model = call.tensors[first].format
+        for name, kind in call.given(*names):
+            if kind.format != model:
+                rule = f"must have the format of {first}, {format_name(model)}"
+                fail(INVALID, f"{name} {rule}, got {format_name(kind.format)}")
+            if kind.format not in FORMATS:
+                listed = ", ".join(format_name(value) for value in FORMATS)
+                got = format_name(kind.format)
+                fail(INVALID, f"{name} must have a format of {listed}, got {got}")
+        if model in CHANNELS_LAST and not call.product.channels_last:
+            rule = f"must not have its channels last on {call.product.title}"
+            fail(INVALID, f"{first} {rule}, got {format_name(model)}")
+
+    return rule
 
 
-def request(call: Call) -> tuple[Spec, Mapping[str, str]]:
+def statistics_of_mode(call: Call, request: Request) -> None:
     """In training the saved statistics are read, in inference the running ones."""
-    training, eps = call.options
-    saved = (("mean", "saveMean"), ("rstd", "saveInvstd"))
-    running = (("mean", "runningMean"), ("rstd", "runningVar"))
-    unread = (("running_mean", "runningMean"), ("running_var", "runningVar"))
-    if not training:
-        unread = (("save_mean", "saveMean"), ("save_invstd", "saveInvstd"))
-    names = dict(saved if training else running)
-    names |= {"dy": "gradOut", "x": "input", "gamma": "weight"}
-    names |= {"dx": "gradInput", "dgamma": "gradWeight", "dbeta": "gradBias"}
-    tensors = {name: kind.tensor for name, kind in call.tensors.items()}
-    arguments: dict[str, Any] = {role: tensors.get(name) for role, name in names.items()}
-    kind = call.saved if training else "variance"
-    data = call.tensors["input"]
-    spec = Spec(
-        op=Op.BATCH_NORM,
-        **arguments,
-        unread=tuple((role, tensors[name]) for role, name in unread if name in tensors),
-        training=training,
-        rstd_is=kind,
-        eps=eps if kind == "variance" else 0.0,  # an inverse deviation needs none
-        channel_axis=CHANNEL_AXIS.get((data.format, len(data.tensor.shape)), 1),
-        device=data.device,
-    )
-    return spec, names | dict(unread)
+    if call.options["training"]:
+        request.set_aside("running_mean", "running_var")
+    else:
+        request.move(INFERENCE)
+    kind = call.saved if call.options["training"] else "variance"
+    request.fields["rstd_is"] = kind
+    if kind == "invstd":
+        request.fields["eps"] = 0.0  # an inverse deviation needs none
 
 
-PAGE: Final = Page(
-    name=BATCH_NORM,
-    tensors=("gradOut", "input", *VECTORS, "gradInput", *PARAM_GRADS),
-    required=("gradOut", "input"),
-    outputs=("gradInput", *PARAM_GRADS),
+def forward_of_mode(call: Call, request: Request) -> None:
+    """In training statistics are made and saved, in inference the running ones are read."""
+    if not call.options["training"]:
+        request.op = Op.BATCH_NORM_ELEMT
+        request.move(INFERENCE)
+        request.fields["rstd_is"] = "variance"
+        shape, axis = call.tensors["input"].tensor.shape, request.fields["channel_axis"]
+        for role, number in (("mean", 0.0), ("rstd", 1.0)):
+            request.default(role, number, shape[axis] if axis < len(shape) else 0)
+    elif call.product.saves_variance or call.saved == "variance":
+        request.fields["rstd_is"] = "variance"
+
+
+_TRAINING: Final = option(
+    "training", "bool", "training", True, "Whether the statistics are those of ``input``."
+)
+_RUNNING_MEAN: Final = "Shape (C,); null means zeros."
+_RUNNING_VAR: Final = "Shape (C,); null means ones."
+_WEIGHT: Final = operand(
+    "weight", "gamma", "channels", "Shape (C,); null means ones.", required=False
+)
+
+BATCH_NORM: Final = Page(
+    "aclnnBatchNorm",
+    Op.BATCH_NORM,
+    "Batch norm; in training it updates the running statistics and saves the batch's",
+    (
+        operand("input", "x", "data", "2 to 8 axes; FLOAT, FLOAT16 or BF16."),
+        _WEIGHT,
+        operand("bias", "beta", "channels", "Shape (C,); null means zeros.", required=False),
+        updated(
+            "runningMean",
+            "running_mean",
+            "channels",
+            "Shape (C,), updated in training and read in inference; null means zeros there.",
+        ),
+        updated(
+            "runningVar",
+            "running_var",
+            "channels",
+            "The same of the unbiased variance; null means ones in inference.",
+        ),
+        _TRAINING,
+        option(
+            "momentum", "double", "momentum", 0.1, "The batch's share in the running statistics."
+        ),
+        option("eps", "double", "eps", 1e-5, "Added to the variance."),
+        result("output", "y", "data", "Result, like ``input``."),
+        result(
+            "saveMean",
+            "mean",
+            "channels",
+            "Result in training, shape (C,): the batch's mean.",
+            when="training",
+        ),
+        result(
+            "saveInvstd",
+            "rstd",
+            "channels",
+            "Result in training: ``1 / sqrt(variance + eps)``; the variance on other products than "
+            "Ascend 950.",
+            when="training",
+        ),
+    ),
+    rules=(
+        same_type("input", "output"),
+        formats_alike_and_plain("input", "output"),
+    ),
+    lacks=("atlas-200i-500-a2",),
+    adapt=forward_of_mode,
+    channels_last=True,
+    notes="Sizes are N, C and any others; for NHWC and NDHWC the last axis is C.",
+)
+
+BATCH_NORM_BACKWARD: Final = Page(
+    "aclnnBatchNormBackward",
+    Op.BATCH_NORM_BACKWARD,
+    "Batch norm's gradients",
+    (
+        operand(
+            "gradOut",
+            "dy",
+            "data",
+            "The gradient of the output, 2 to 8 axes; FLOAT, FLOAT16 or BF16.",
+        ),
+        operand("input", "x", "data", "What the forward pass normalized, alike."),
+        _WEIGHT,
+        operand("runningMean", "running_mean", "channels", _RUNNING_MEAN, required=False),
+        operand("runningVar", "running_var", "channels", _RUNNING_VAR, required=False),
+        operand(
+            "saveMean",
+            "mean",
+            "channels",
+            "The batch's mean, shape (C,); null means zeros.",
+            required=False,
+        ),
+        operand(
+            "saveInvstd",
+            "rstd",
+            "channels",
+            "``1 / sqrt(variance + eps)`` of the batch, shape (C,); null means ones.",
+            required=False,
+        ),
+        _TRAINING,
+        option("eps", "double", "eps", 1e-5, "Added to ``runningVar``; not used in training."),
+        OUTPUT_MASK,
+        result(
+            "gradInput",
+            "dx",
+            "data",
+            "Result, like ``input``; null where the mask is false.",
+            when="outputMask[0]",
+        ),
+        result("gradWeight", "dgamma", "channels", "Result, shape (C,).", when="outputMask[1]"),
+        result("gradBias", "dbeta", "channels", "Result, shape (C,).", when="outputMask[2]"),
+    ),
     rules=(
         mask_has_three,
-        floats("gradOut", "input", *VECTORS, "gradInput", *PARAM_GRADS),
         same_type("gradOut", "input", "gradInput"),
         vectors_fit_data,
         same_type("runningMean", "runningVar"),
         same_type("saveMean", "saveInvstd"),
         param_grads_fit_weight,
         same_type("gradWeight", "gradBias"),
-        formats_alike_and_plain,
+        formats_alike_and_plain("gradOut", "input", "gradInput"),
         no_private_format(*VECTORS, *PARAM_GRADS),
     ),
-    request=request,
+    adapt=statistics_of_mode,
+    channels_last=True,
+    notes=(
+        "In training the saved statistics are read, in inference the running ones; those that are "
+        "not read are checked as well. Sizes are N, C and any others; for NHWC and NDHWC the last "
+        "axis is C."
+    ),
 )
 
-
-@reports(*OPERATOR_CODES, no_stage_one)
-def aclnnBatchNormBackwardGetWorkspaceSize(
-    gradOut: aclTensor | None,
-    input: aclTensor | None,
-    weight: aclTensor | None,
-    runningMean: aclTensor | None,
-    runningVar: aclTensor | None,
-    saveMean: aclTensor | None,
-    saveInvstd: aclTensor | None,
-    training: bool,
-    eps: float,
-    outputMask: aclBoolArray | None,
-    gradInput: aclTensor | None,
-    gradWeight: aclTensor | None,
-    gradBias: aclTensor | None,
-) -> StageOneAnswer:
-    """Stage 1: status, size of the workspace in bytes, executor."""
-    return stage_one(
-        PAGE,
-        (
-            gradOut,
-            input,
-            weight,
-            runningMean,
-            runningVar,
-            saveMean,
-            saveInvstd,
-            gradInput,
-            gradWeight,
-            gradBias,
-        ),
-        lambda: (truth("training", training), number("eps", eps)),
-        outputMask,
-    )
-
-
-@operator_status
-def aclnnBatchNormBackward(
-    workspace: int | None, workspaceSize: int, executor: Any, stream: Any
-) -> Status:
-    """Stage 2: write the requested gradients."""
-    return stage_two(BATCH_NORM, workspace, workspaceSize, executor, stream)
+aclnnBatchNormGetWorkspaceSize, aclnnBatchNorm = stages(BATCH_NORM)
+aclnnBatchNormBackwardGetWorkspaceSize, aclnnBatchNormBackward = stages(BATCH_NORM_BACKWARD)

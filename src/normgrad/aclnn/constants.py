@@ -13,6 +13,7 @@ class Status(IntEnum):
     ACLNN_ERR_PARAM_INVALID = 161002
     ACLNN_ERR_RUNTIME_ERROR = 361001
     ACLNN_ERR_INNER = 561000
+    ACLNN_ERR_INNER_TILING_ERROR = 561002
     ACLNN_ERR_INNER_FIND_KERNEL_ERROR = 561003
     ACLNN_ERR_INNER_CREATE_EXECUTOR = 561101
     ACLNN_ERR_INNER_NULLPTR = 561103
@@ -23,8 +24,11 @@ class Status(IntEnum):
     ACL_ERROR_RT_INVALID_DEVICEID = 107001
     ACL_ERROR_RT_CONTEXT_NULL = 107002
     ACL_ERROR_RT_STREAM_CONTEXT = 107003
+    ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID = 107006
     ACL_ERROR_BAD_ALLOC = 200000
     ACL_ERROR_INTERNAL_ERROR = 500000
+    ACL_ERROR_FAILURE = 500001
+    ACL_ERROR_RT_STREAM_SYNC_TIMEOUT = 507046
 
 
 class aclDataType(IntEnum):
@@ -43,9 +47,21 @@ class aclDataType(IntEnum):
     ACL_UINT64 = 10
     ACL_DOUBLE = 11
     ACL_BOOL = 12
+    ACL_STRING = 13
     ACL_COMPLEX64 = 16
     ACL_COMPLEX128 = 17
     ACL_BF16 = 27
+    ACL_INT4 = 29
+    ACL_UINT1 = 30
+    ACL_COMPLEX32 = 33
+    ACL_HIFLOAT8 = 34
+    ACL_FLOAT8_E5M2 = 35
+    ACL_FLOAT8_E4M3FN = 36
+    ACL_FLOAT8_E8M0 = 37
+    ACL_FLOAT6_E3M2 = 38
+    ACL_FLOAT6_E2M3 = 39
+    ACL_FLOAT4_E2M1 = 40
+    ACL_FLOAT4_E1M2 = 41
 
 
 class aclFormat(IntEnum):
@@ -74,14 +90,63 @@ class aclrtMemcpyKind(IntEnum):
     ACL_MEMCPY_HOST_TO_DEVICE = 1
     ACL_MEMCPY_DEVICE_TO_HOST = 2
     ACL_MEMCPY_DEVICE_TO_DEVICE = 3
+    ACL_MEMCPY_DEFAULT = 4  # the addresses say it
+    ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE = 5
+    ACL_MEMCPY_INNER_DEVICE_TO_DEVICE = 6
+    ACL_MEMCPY_INTER_DEVICE_TO_DEVICE = 7
 
 
 class aclrtMemMallocPolicy(IntEnum):
-    """Page sizes; without influence here."""
+    """Page sizes, and from 256 on flags beside them; without influence here."""
 
     ACL_MEM_MALLOC_HUGE_FIRST = 0
     ACL_MEM_MALLOC_HUGE_ONLY = 1
     ACL_MEM_MALLOC_NORMAL_ONLY = 2
+    ACL_MEM_MALLOC_HUGE_FIRST_P2P = 3
+    ACL_MEM_MALLOC_HUGE_ONLY_P2P = 4
+    ACL_MEM_MALLOC_NORMAL_ONLY_P2P = 5
+    ACL_MEM_MALLOC_HUGE1G_ONLY = 6
+    ACL_MEM_MALLOC_HUGE1G_ONLY_P2P = 7
+    ACL_MEM_TYPE_LOW_BAND_WIDTH = 0x0100
+    ACL_MEM_TYPE_HIGH_BAND_WIDTH = 0x1000
+    ACL_MEM_ACCESS_USER_SPACE_READONLY = 0x100000
+
+
+class aclrtRunMode(IntEnum):
+    """Where a program runs."""
+
+    ACL_DEVICE = 0
+    ACL_HOST = 1
+
+
+class aclrtEventRecordedStatus(IntEnum):
+    """How far an event is."""
+
+    ACL_EVENT_RECORDED_STATUS_NOT_READY = 0
+    ACL_EVENT_RECORDED_STATUS_COMPLETE = 1
+
+
+class aclrtMemAttr(IntEnum):
+    """Kinds of memory to ask about; there is one here."""
+
+    ACL_DDR_MEM = 0
+    ACL_HBM_MEM = 1
+    ACL_DDR_MEM_HUGE = 2
+    ACL_DDR_MEM_NORMAL = 3
+    ACL_HBM_MEM_HUGE = 4
+    ACL_HBM_MEM_NORMAL = 5
+    ACL_DDR_MEM_P2P_HUGE = 6
+    ACL_DDR_MEM_P2P_NORMAL = 7
+    ACL_HBM_MEM_P2P_HUGE = 8
+    ACL_HBM_MEM_P2P_NORMAL = 9
+    ACL_HBM_MEM_HUGE1G = 10
+    ACL_HBM_MEM_P2P_HUGE1G = 11
+    ACL_MEM_NORMAL = 12
+    ACL_MEM_HUGE = 13
+    ACL_MEM_HUGE1G = 14
+    ACL_MEM_P2P_NORMAL = 15
+    ACL_MEM_P2P_HUGE = 16
+    ACL_MEM_P2P_HUGE1G = 17
 
 
 class aclSysParamOpt(IntEnum):
@@ -89,44 +154,6 @@ class aclSysParamOpt(IntEnum):
 
     ACL_OPT_DETERMINISTIC = 0
 
-
-# Core name and bytes of each type; the core computes with the first six of them.
-DTYPE_NAMES: Final[dict[int, str]] = {
-    aclDataType.ACL_FLOAT: "float32",
-    aclDataType.ACL_FLOAT16: "float16",
-    aclDataType.ACL_BF16: "bfloat16",
-    aclDataType.ACL_DOUBLE: "float64",
-    aclDataType.ACL_INT32: "int32",
-    aclDataType.ACL_INT64: "int64",
-    aclDataType.ACL_INT8: "int8",
-    aclDataType.ACL_UINT8: "uint8",
-    aclDataType.ACL_INT16: "int16",
-    aclDataType.ACL_UINT16: "uint16",
-    aclDataType.ACL_UINT32: "uint32",
-    aclDataType.ACL_UINT64: "uint64",
-    aclDataType.ACL_BOOL: "bool",
-    aclDataType.ACL_COMPLEX64: "complex64",
-    aclDataType.ACL_COMPLEX128: "complex128",
-    aclDataType.ACL_DT_UNDEFINED: "undefined",
-}
-DTYPE_BYTES: Final[dict[int, int]] = {
-    aclDataType.ACL_FLOAT: 4,
-    aclDataType.ACL_FLOAT16: 2,
-    aclDataType.ACL_BF16: 2,
-    aclDataType.ACL_DOUBLE: 8,
-    aclDataType.ACL_INT32: 4,
-    aclDataType.ACL_INT64: 8,
-    aclDataType.ACL_INT8: 1,
-    aclDataType.ACL_UINT8: 1,
-    aclDataType.ACL_INT16: 2,
-    aclDataType.ACL_UINT16: 2,
-    aclDataType.ACL_UINT32: 4,
-    aclDataType.ACL_UINT64: 8,
-    aclDataType.ACL_BOOL: 1,
-    aclDataType.ACL_COMPLEX64: 8,
-    aclDataType.ACL_COMPLEX128: 16,
-    aclDataType.ACL_DT_UNDEFINED: 0,
-}
 
 # C's enumerators stand alone, without the name of their type.
 ACL_DT_UNDEFINED: Final = aclDataType.ACL_DT_UNDEFINED
@@ -142,9 +169,21 @@ ACL_INT64: Final = aclDataType.ACL_INT64
 ACL_UINT64: Final = aclDataType.ACL_UINT64
 ACL_DOUBLE: Final = aclDataType.ACL_DOUBLE
 ACL_BOOL: Final = aclDataType.ACL_BOOL
+ACL_STRING: Final = aclDataType.ACL_STRING
 ACL_COMPLEX64: Final = aclDataType.ACL_COMPLEX64
 ACL_COMPLEX128: Final = aclDataType.ACL_COMPLEX128
 ACL_BF16: Final = aclDataType.ACL_BF16
+ACL_INT4: Final = aclDataType.ACL_INT4
+ACL_UINT1: Final = aclDataType.ACL_UINT1
+ACL_COMPLEX32: Final = aclDataType.ACL_COMPLEX32
+ACL_HIFLOAT8: Final = aclDataType.ACL_HIFLOAT8
+ACL_FLOAT8_E5M2: Final = aclDataType.ACL_FLOAT8_E5M2
+ACL_FLOAT8_E4M3FN: Final = aclDataType.ACL_FLOAT8_E4M3FN
+ACL_FLOAT8_E8M0: Final = aclDataType.ACL_FLOAT8_E8M0
+ACL_FLOAT6_E3M2: Final = aclDataType.ACL_FLOAT6_E3M2
+ACL_FLOAT6_E2M3: Final = aclDataType.ACL_FLOAT6_E2M3
+ACL_FLOAT4_E2M1: Final = aclDataType.ACL_FLOAT4_E2M1
+ACL_FLOAT4_E1M2: Final = aclDataType.ACL_FLOAT4_E1M2
 
 ACL_FORMAT_UNDEFINED: Final = aclFormat.ACL_FORMAT_UNDEFINED
 ACL_FORMAT_NCHW: Final = aclFormat.ACL_FORMAT_NCHW
@@ -165,10 +204,52 @@ ACL_MEMCPY_HOST_TO_HOST: Final = aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_HOST
 ACL_MEMCPY_HOST_TO_DEVICE: Final = aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_DEVICE
 ACL_MEMCPY_DEVICE_TO_HOST: Final = aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_HOST
 ACL_MEMCPY_DEVICE_TO_DEVICE: Final = aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_DEVICE
+ACL_MEMCPY_DEFAULT: Final = aclrtMemcpyKind.ACL_MEMCPY_DEFAULT
+ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE: Final = aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE
+ACL_MEMCPY_INNER_DEVICE_TO_DEVICE: Final = aclrtMemcpyKind.ACL_MEMCPY_INNER_DEVICE_TO_DEVICE
+ACL_MEMCPY_INTER_DEVICE_TO_DEVICE: Final = aclrtMemcpyKind.ACL_MEMCPY_INTER_DEVICE_TO_DEVICE
 ACL_MEM_MALLOC_HUGE_FIRST: Final = aclrtMemMallocPolicy.ACL_MEM_MALLOC_HUGE_FIRST
 ACL_MEM_MALLOC_HUGE_ONLY: Final = aclrtMemMallocPolicy.ACL_MEM_MALLOC_HUGE_ONLY
 ACL_MEM_MALLOC_NORMAL_ONLY: Final = aclrtMemMallocPolicy.ACL_MEM_MALLOC_NORMAL_ONLY
+ACL_MEM_MALLOC_HUGE_FIRST_P2P: Final = aclrtMemMallocPolicy.ACL_MEM_MALLOC_HUGE_FIRST_P2P
+ACL_MEM_MALLOC_HUGE_ONLY_P2P: Final = aclrtMemMallocPolicy.ACL_MEM_MALLOC_HUGE_ONLY_P2P
+ACL_MEM_MALLOC_NORMAL_ONLY_P2P: Final = aclrtMemMallocPolicy.ACL_MEM_MALLOC_NORMAL_ONLY_P2P
+ACL_MEM_MALLOC_HUGE1G_ONLY: Final = aclrtMemMallocPolicy.ACL_MEM_MALLOC_HUGE1G_ONLY
+ACL_MEM_MALLOC_HUGE1G_ONLY_P2P: Final = aclrtMemMallocPolicy.ACL_MEM_MALLOC_HUGE1G_ONLY_P2P
+ACL_MEM_TYPE_LOW_BAND_WIDTH: Final = aclrtMemMallocPolicy.ACL_MEM_TYPE_LOW_BAND_WIDTH
+ACL_MEM_TYPE_HIGH_BAND_WIDTH: Final = aclrtMemMallocPolicy.ACL_MEM_TYPE_HIGH_BAND_WIDTH
+ACL_MEM_ACCESS_USER_SPACE_READONLY: Final = aclrtMemMallocPolicy.ACL_MEM_ACCESS_USER_SPACE_READONLY
+ACL_DEVICE: Final = aclrtRunMode.ACL_DEVICE
+ACL_HOST: Final = aclrtRunMode.ACL_HOST
 ACL_OPT_DETERMINISTIC: Final = aclSysParamOpt.ACL_OPT_DETERMINISTIC
+ACL_EVENT_RECORDED_STATUS_NOT_READY: Final = (
+    aclrtEventRecordedStatus.ACL_EVENT_RECORDED_STATUS_NOT_READY
+)
+ACL_EVENT_RECORDED_STATUS_COMPLETE: Final = (
+    aclrtEventRecordedStatus.ACL_EVENT_RECORDED_STATUS_COMPLETE
+)
+ACL_DDR_MEM: Final = aclrtMemAttr.ACL_DDR_MEM
+ACL_HBM_MEM: Final = aclrtMemAttr.ACL_HBM_MEM
+ACL_DDR_MEM_HUGE: Final = aclrtMemAttr.ACL_DDR_MEM_HUGE
+ACL_DDR_MEM_NORMAL: Final = aclrtMemAttr.ACL_DDR_MEM_NORMAL
+ACL_HBM_MEM_HUGE: Final = aclrtMemAttr.ACL_HBM_MEM_HUGE
+ACL_HBM_MEM_NORMAL: Final = aclrtMemAttr.ACL_HBM_MEM_NORMAL
+ACL_DDR_MEM_P2P_HUGE: Final = aclrtMemAttr.ACL_DDR_MEM_P2P_HUGE
+ACL_DDR_MEM_P2P_NORMAL: Final = aclrtMemAttr.ACL_DDR_MEM_P2P_NORMAL
+ACL_HBM_MEM_P2P_HUGE: Final = aclrtMemAttr.ACL_HBM_MEM_P2P_HUGE
+ACL_HBM_MEM_P2P_NORMAL: Final = aclrtMemAttr.ACL_HBM_MEM_P2P_NORMAL
+ACL_HBM_MEM_HUGE1G: Final = aclrtMemAttr.ACL_HBM_MEM_HUGE1G
+ACL_HBM_MEM_P2P_HUGE1G: Final = aclrtMemAttr.ACL_HBM_MEM_P2P_HUGE1G
+ACL_MEM_NORMAL: Final = aclrtMemAttr.ACL_MEM_NORMAL
+ACL_MEM_HUGE: Final = aclrtMemAttr.ACL_MEM_HUGE
+ACL_MEM_HUGE1G: Final = aclrtMemAttr.ACL_MEM_HUGE1G
+ACL_MEM_P2P_NORMAL: Final = aclrtMemAttr.ACL_MEM_P2P_NORMAL
+ACL_MEM_P2P_HUGE: Final = aclrtMemAttr.ACL_MEM_P2P_HUGE
+ACL_MEM_P2P_HUGE1G: Final = aclrtMemAttr.ACL_MEM_P2P_HUGE1G
+# What an event is for; one or several.
+ACL_EVENT_SYNC: Final = 1
+ACL_EVENT_CAPTURE_STREAM_PROGRESS: Final = 2
+ACL_EVENT_TIME_LINE: Final = 8
 
 ACL_SUCCESS: Final = Status.ACL_SUCCESS
 ACL_ERROR_NONE: Final = Status.ACL_SUCCESS
@@ -177,6 +258,7 @@ ACLNN_ERR_PARAM_NULLPTR: Final = Status.ACLNN_ERR_PARAM_NULLPTR
 ACLNN_ERR_PARAM_INVALID: Final = Status.ACLNN_ERR_PARAM_INVALID
 ACLNN_ERR_RUNTIME_ERROR: Final = Status.ACLNN_ERR_RUNTIME_ERROR
 ACLNN_ERR_INNER: Final = Status.ACLNN_ERR_INNER
+ACLNN_ERR_INNER_TILING_ERROR: Final = Status.ACLNN_ERR_INNER_TILING_ERROR
 ACLNN_ERR_INNER_FIND_KERNEL_ERROR: Final = Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR
 ACLNN_ERR_INNER_CREATE_EXECUTOR: Final = Status.ACLNN_ERR_INNER_CREATE_EXECUTOR
 ACLNN_ERR_INNER_NULLPTR: Final = Status.ACLNN_ERR_INNER_NULLPTR
@@ -186,18 +268,8 @@ ACL_ERROR_REPEAT_INITIALIZE: Final = Status.ACL_ERROR_REPEAT_INITIALIZE
 ACL_ERROR_RT_INVALID_DEVICEID: Final = Status.ACL_ERROR_RT_INVALID_DEVICEID
 ACL_ERROR_RT_CONTEXT_NULL: Final = Status.ACL_ERROR_RT_CONTEXT_NULL
 ACL_ERROR_RT_STREAM_CONTEXT: Final = Status.ACL_ERROR_RT_STREAM_CONTEXT
+ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID: Final = Status.ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID
 ACL_ERROR_BAD_ALLOC: Final = Status.ACL_ERROR_BAD_ALLOC
 ACL_ERROR_INTERNAL_ERROR: Final = Status.ACL_ERROR_INTERNAL_ERROR
-
-_DTYPES: Final[dict[int, str]] = {member.value: member.name for member in aclDataType}
-_FORMATS: Final[dict[int, str]] = {member.value: member.name for member in aclFormat}
-
-
-def dtype_name(value: int) -> str:
-    """A type as the header calls it."""
-    return _DTYPES.get(value, f"data type {value}")
-
-
-def format_name(value: int) -> str:
-    """A format as the header calls it."""
-    return _FORMATS.get(value, f"format {value}")
+ACL_ERROR_FAILURE: Final = Status.ACL_ERROR_FAILURE
+ACL_ERROR_RT_STREAM_SYNC_TIMEOUT: Final = Status.ACL_ERROR_RT_STREAM_SYNC_TIMEOUT

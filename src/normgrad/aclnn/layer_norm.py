@@ -1,39 +1,17 @@
-"""aclnnLayerNormBackward. Formats are not looked at."""
+"""Layer norm and its gradients. Formats are not looked at."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from normgrad.aclnn.constants import DTYPE_BYTES, dtype_name
-from normgrad.aclnn.executor import StageOneAnswer, no_stage_one, stage_one, stage_two
-from normgrad.aclnn.products import LAYER_NORM, SAME_OR_FLOAT
-from normgrad.aclnn.rules import Call, Page, floats, mask_has_three, one_of, same_type
-from normgrad.aclnn.status import (
-    INVALID,
-    NULLPTR,
-    OPERATOR_CODES,
-    Status,
-    fail,
-    operator_status,
-    reports,
-)
-from normgrad.aclnn.tensors import aclBoolArray, aclIntArray, aclTensor, living
-from normgrad.device.failures import is_null
-from normgrad.spec import Op, Spec
-from normgrad.validate import MAX_RANK
-
-NAMES: Final = {
-    "dy": "gradOut",
-    "x": "input",
-    "mean": "mean",
-    "rstd": "rstd",
-    "gamma": "weightOptional",
-    "dx": "gradInputOut",
-    "dgamma": "gradWeightOut",
-    "dbeta": "gradBiasOut",
-}
-OTHER_NAMES: Final = {"beta": "biasOptional", "normalized_shape": "normalizedShape"}
-PARAMETERS: Final = ("weightOptional", "biasOptional")
-OUTPUTS: Final = ("gradInputOut", "gradWeightOut", "gradBiasOut")
+from normgrad.aclnn.constants import ACL_FLOAT16
+from normgrad.aclnn.dtypes import DTYPE_BYTES, dtype_name
+from normgrad.aclnn.products import SAME_OR_FLOAT
+from normgrad.aclnn.request import Request
+from normgrad.aclnn.rules import Call, mask_has_three, one_of, same_type
+from normgrad.aclnn.stages import stages
+from normgrad.aclnn.status import INVALID, fail
+from normgrad.aclnn.table import OUTPUT_MASK, Page, operand, option, result
+from normgrad.core.operators import Op
+from normgrad.core.validate import MAX_RANK
 
 
 def statistics_not_narrower(call: Call) -> None:
@@ -47,7 +25,7 @@ def statistics_not_narrower(call: Call) -> None:
 
 def parameters_fit_input(call: Call) -> None:
     """Weight and bias have input's type or FLOAT."""
-    for name, kind in call.given(*PARAMETERS):
+    for name, kind in call.given("weightOptional", "biasOptional"):
         one_of(name, kind, SAME_OR_FLOAT[call.tensors["input"].dtype])
 
 
@@ -58,6 +36,16 @@ def param_grads_fit_weight(call: Call) -> None:
         one_of(name, kind, SAME_OR_FLOAT[model])
 
 
+def parameters_of_shape(call: Call) -> None:
+    """Weight and bias are not those of each sample, which the core has too."""
+    expected = call.options["normalizedShape"]
+    axes = len(call.tensors["input"].tensor.shape)
+    for name, kind in call.given("weightOptional", "biasOptional"):
+        if len(kind.tensor.shape) == axes > len(expected) > 0:
+            rule = f"must have the shape {expected} of normalizedShape"
+            fail(INVALID, f"{name} {rule}, got shape {kind.tensor.shape}")
+
+
 def ranks_from_one(call: Call) -> None:
     """No scalars, and no more axes than the core takes."""
     for name, kind in call.tensors.items():
@@ -66,28 +54,143 @@ def ranks_from_one(call: Call) -> None:
             fail(INVALID, f"{name} must have 1 to {MAX_RANK} axes, got shape {shape}")
 
 
-def request(call: Call) -> tuple[Spec, Mapping[str, str]]:
+def impl_mode_known(call: Call) -> None:
+    """0, 1 or 2; 2 asks for float16 arithmetic, of float16 data alone."""
+    mode = call.options["implMode"]
+    if mode not in (0, 1, 2):
+        fail(INVALID, f"implMode must be 0, 1 or 2, got {mode}")
+    for name, kind in call.given("input", "weightOptional", "biasOptional"):
+        if mode == 2 and kind.dtype != ACL_FLOAT16:
+            rule = "must be of type ACL_FLOAT16 where implMode is 2"
+            fail(INVALID, f"{name} {rule}, got {dtype_name(kind.dtype)}")
+
+
+def bias_unread(call: Call, request: Request) -> None:
     """The bias is validated and not read."""
-    tensors = {name: kind.tensor for name, kind in call.tensors.items()}
-    arguments: dict[str, Any] = {role: tensors.get(name) for role, name in NAMES.items()}
-    bias = tensors.get("biasOptional")
-    spec = Spec(
-        op=Op.LAYER_NORM,
-        **arguments,
-        unread=() if bias is None else (("beta", bias),),
-        normalized_shape=call.options,
-        device=call.tensors["input"].device,
-    )
-    return spec, NAMES | OTHER_NAMES
+    request.set_aside("beta")
 
 
-PAGE: Final = Page(
-    name=LAYER_NORM,
-    tensors=("gradOut", "input", "mean", "rstd", *PARAMETERS, *OUTPUTS),
-    required=("gradOut", "input", "mean", "rstd"),
-    outputs=OUTPUTS,
+_SHAPE: Final = option(
+    "normalizedShape",
+    "sizes",
+    "normalized_shape",
+    (4,),
+    "The last sizes of ``input``, at least one.",
+)
+_WEIGHT: Final = operand(
+    "weightOptional",
+    "gamma",
+    "tail",
+    "Of shape ``normalizedShape``; null means ones.",
+    required=False,
+)
+_FORWARD: Final = (
+    operand("input", "x", "data", "1 to 8 axes; FLOAT, FLOAT16 or BF16."),
+    _SHAPE,
+    _WEIGHT,
+    operand(
+        "biasOptional",
+        "beta",
+        "tail",
+        "Of shape ``normalizedShape``; null means zeros.",
+        required=False,
+    ),
+    option("eps", "double", "eps", 1e-5, "Added to the variance."),
+    result("out", "y", "data", "Result, like ``input``."),
+    result(
+        "meanOutOptional",
+        "mean",
+        "rows",
+        "Result, one element for each row, with ones for the axes of ``normalizedShape``; may be "
+        "null.",
+        required=False,
+    ),
+    result(
+        "rstdOutOptional",
+        "rstd",
+        "rows",
+        "Result, alike: ``1 / sqrt(variance + eps)``.",
+        required=False,
+    ),
+)
+_FORWARD_RULES: Final = (
+    parameters_fit_input,
+    same_type("weightOptional", "biasOptional"),
+    same_type("input", "out"),
+    ranks_from_one,
+    parameters_of_shape,
+)
+_FORWARD_LACKS: Final = ("atlas-inference",)
+
+LAYER_NORM: Final = Page(
+    "aclnnLayerNorm",
+    Op.LAYER_NORM,
+    "Layer norm",
+    _FORWARD,
+    rules=_FORWARD_RULES,
+    lacks=_FORWARD_LACKS,
+)
+
+LAYER_NORM_WITH_IMPL_MODE: Final = Page(
+    "aclnnLayerNormWithImplMode",
+    Op.LAYER_NORM,
+    "Layer norm with a choice of arithmetic, which is made here: float32 at least",
+    (
+        *_FORWARD,
+        option("implMode", "int32", "", 0, "0, 1, or with float16 data 2; without influence."),
+    ),
+    rules=(*_FORWARD_RULES, impl_mode_known),
+    lacks=_FORWARD_LACKS,
+    header="layer_norm",
+)
+
+LAYER_NORM_BACKWARD: Final = Page(
+    "aclnnLayerNormBackward",
+    Op.LAYER_NORM_BACKWARD,
+    "Layer norm's gradients",
+    (
+        operand(
+            "gradOut",
+            "dy",
+            "data",
+            "The gradient of the output, 1 to 8 axes; FLOAT, FLOAT16 or BF16.",
+        ),
+        operand("input", "x", "data", "What the forward pass normalized, alike."),
+        _SHAPE,
+        operand("mean", "mean", "rows", "Of each row, one element; not narrower than ``input``."),
+        operand("rstd", "rstd", "rows", "``1 / sqrt(variance + eps)`` of each row, like ``mean``."),
+        _WEIGHT,
+        operand(
+            "biasOptional",
+            "beta",
+            "tail",
+            "Of shape ``normalizedShape``; checked and not read.",
+            required=False,
+        ),
+        OUTPUT_MASK,
+        result(
+            "gradInputOut",
+            "dx",
+            "data",
+            "Result, like ``input``; null where the mask is false.",
+            when="outputMask[0]",
+        ),
+        result(
+            "gradWeightOut",
+            "dgamma",
+            "tail",
+            "Result, of shape ``normalizedShape``.",
+            when="outputMask[1]",
+        ),
+        result(
+            "gradBiasOut",
+            "dbeta",
+            "tail",
+            "Result, of shape ``normalizedShape``.",
+            when="outputMask[2]",
+        ),
+    ),
     rules=(
-        floats("gradOut", "input", "mean", "rstd", *PARAMETERS),
         same_type("input", "gradOut"),
         same_type("mean", "rstd"),
         statistics_not_narrower,
@@ -97,50 +200,14 @@ PAGE: Final = Page(
         param_grads_fit_weight,
         mask_has_three,
         ranks_from_one,
+        parameters_of_shape,
     ),
-    request=request,
+    lacks=("atlas-200i-500-a2",),
+    adapt=bias_unread,
 )
 
-
-@reports(*OPERATOR_CODES, no_stage_one)
-def aclnnLayerNormBackwardGetWorkspaceSize(
-    gradOut: aclTensor | None,
-    input: aclTensor | None,
-    normalizedShape: aclIntArray | None,
-    mean: aclTensor | None,
-    rstd: aclTensor | None,
-    weightOptional: aclTensor | None,
-    biasOptional: aclTensor | None,
-    outputMask: aclBoolArray | None,
-    gradInputOut: aclTensor | None,
-    gradWeightOut: aclTensor | None,
-    gradBiasOut: aclTensor | None,
-) -> StageOneAnswer:
-    """Stage 1: status, size of the workspace in bytes, executor."""
-    tensors = (
-        gradOut,
-        input,
-        mean,
-        rstd,
-        weightOptional,
-        biasOptional,
-        gradInputOut,
-        gradWeightOut,
-        gradBiasOut,
-    )
-    if is_null(normalizedShape):
-        fail(NULLPTR, "normalizedShape must not be null")
-
-    def sizes() -> tuple[int, ...]:
-        values: tuple[int, ...] = living(normalizedShape, "normalizedShape", aclIntArray).values
-        return values
-
-    return stage_one(PAGE, tensors, sizes, outputMask)
-
-
-@operator_status
-def aclnnLayerNormBackward(
-    workspace: int | None, workspaceSize: int, executor: Any, stream: Any
-) -> Status:
-    """Stage 2: write the requested gradients."""
-    return stage_two(LAYER_NORM, workspace, workspaceSize, executor, stream)
+aclnnLayerNormGetWorkspaceSize, aclnnLayerNorm = stages(LAYER_NORM)
+aclnnLayerNormWithImplModeGetWorkspaceSize, aclnnLayerNormWithImplMode = stages(
+    LAYER_NORM_WITH_IMPL_MODE
+)
+aclnnLayerNormBackwardGetWorkspaceSize, aclnnLayerNormBackward = stages(LAYER_NORM_BACKWARD)

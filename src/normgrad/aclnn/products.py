@@ -1,4 +1,4 @@
-"""The products: which operators each has, and the tables of types and formats of the pages."""
+"""The products, and the types and formats that each takes. Pages say which products they lack."""
 
 import functools
 import os
@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from normgrad.aclnn.constants import ACL_BF16, ACL_FLOAT, ACL_FLOAT16
-from normgrad.spec import StatisticKind
-
-BATCH_NORM: Final = "aclnnBatchNormBackward"
-ELEMT: Final = "aclnnBatchNormElemtBackward"
-LAYER_NORM: Final = "aclnnLayerNormBackward"
-GROUP_NORM: Final = "aclnnGroupNormBackward"
+from normgrad.core.spec import StatisticKind
 
 Pairing = dict[int, tuple[int, ...]]
 # Which types may stand beside data of a type.
@@ -34,10 +29,14 @@ class Product:
     key: str
     title: str
     soc: str
-    operators: tuple[str, ...]
     floats: tuple[int, ...]
     channels_last: bool
     mixed: bool  # vectors may be wider than the data
+
+    @property
+    def saves_variance(self) -> bool:
+        """Whether batch norm's forward pass saves the variance under the name of saveInvstd."""
+        return not self.mixed
 
     @property
     def beside(self) -> Pairing:
@@ -45,20 +44,17 @@ class Product:
         return SAME_OR_FLOAT if self.mixed else SAME
 
 
-_ALL = (BATCH_NORM, ELEMT, LAYER_NORM, GROUP_NORM)
 _WIDE = (ACL_FLOAT, ACL_FLOAT16, ACL_BF16)
 _NARROW = (ACL_FLOAT, ACL_FLOAT16)
 
-# key, title, name of the chip, operators, types, NHWC and NDHWC, vectors of another type
+# key, title, name of the chip, types, NHWC and NDHWC, vectors of another type
 _ROWS = (
-    Product("ascend950", "Ascend 950PR/950DT", "Ascend950PR", _ALL, _WIDE, True, True),
-    Product("atlas-a3", "Atlas A3", "Ascend910_93", _ALL, _WIDE, False, False),
-    Product("atlas-a2", "Atlas A2", "Ascend910B", _ALL, _WIDE, False, False),
-    Product("atlas-200i-500-a2", "Atlas 200I/500 A2", "Ascend310B", (), (), False, False),
-    Product(
-        "atlas-inference", "Atlas inference", "Ascend310P", (LAYER_NORM,), _NARROW, False, False
-    ),
-    Product("atlas-training", "Atlas training", "Ascend910", _ALL, _NARROW, False, False),
+    Product("ascend950", "Ascend 950PR/950DT", "Ascend950PR", _WIDE, True, True),
+    Product("atlas-a3", "Atlas A3", "Ascend910_93", _WIDE, False, False),
+    Product("atlas-a2", "Atlas A2", "Ascend910B", _WIDE, False, False),
+    Product("atlas-200i-500-a2", "Atlas 200I/500 A2", "Ascend310B", _NARROW, False, False),
+    Product("atlas-inference", "Atlas inference", "Ascend310P", _NARROW, False, False),
+    Product("atlas-training", "Atlas training", "Ascend910", _NARROW, False, False),
 )
 PRODUCTS: Final[dict[str, Product]] = {row.key: row for row in _ROWS}
 
@@ -98,15 +94,46 @@ SETTINGS: Final = _Settings()
 
 
 def set_product(key: str) -> None:
-    """Behave as another product: a key of ``PRODUCTS``."""
+    """Behave as another product, in the whole process.
+
+    Args:
+        key: Of ``PRODUCTS``; ``NORMGRAD_PRODUCT`` before the first call does the same.
+
+    Raises:
+        ValueError: There is no such product.
+
+    Example:
+        >>> aclnn.set_product("atlas-a2")
+        >>> aclnn.get_product()
+        'atlas-a2'
+    """
     SETTINGS.product = _product(key)
 
 
 def get_product() -> str:
-    """The key of the product in force."""
+    """The product in force.
+
+    Returns:
+        A key of ``PRODUCTS``.
+
+    Example:
+        >>> aclnn.get_product()
+        'ascend950'
+    """
     return SETTINGS.product.key
 
 
 def set_save_invstd_is(kind: StatisticKind) -> None:
-    """Read batch norm's ``saveInvstd`` as a variance, as some products do, or as the page says."""
+    """Say what batch norm's ``saveInvstd`` holds, in the whole process.
+
+    Args:
+        kind: ``"invstd"`` as on its page, or ``"variance"`` as some products have it.
+
+    Raises:
+        ValueError: It is neither.
+
+    Example:
+        >>> aclnn.set_save_invstd_is("variance")
+        >>> aclnn.set_save_invstd_is("invstd")
+    """
     SETTINGS.saved = _saved(kind)

@@ -7,16 +7,18 @@ from typing import Any, Final
 from normgrad.aclnn.constants import (
     ACL_FORMAT_FRACTAL_NZ,
     ACL_FORMAT_FRACTAL_Z,
+    ACL_FORMAT_HWCN,
     ACL_FORMAT_NC1HWC0,
     ACL_FORMAT_NDC1HWC0,
+    ACL_FORMAT_NDHWC,
+    ACL_FORMAT_NHWC,
     ACL_FRACTAL_Z_3D,
-    dtype_name,
-    format_name,
 )
+from normgrad.aclnn.dtypes import dtype_name, format_name
 from normgrad.aclnn.products import Product
 from normgrad.aclnn.status import INVALID, fail
 from normgrad.aclnn.tensors import TensorKind
-from normgrad.spec import Spec, StatisticKind
+from normgrad.core.spec import StatisticKind
 
 PRIVATE_FORMATS: Final = (
     ACL_FORMAT_NC1HWC0,
@@ -25,17 +27,17 @@ PRIVATE_FORMATS: Final = (
     ACL_FORMAT_NDC1HWC0,
     ACL_FRACTAL_Z_3D,
 )
+CHANNELS_ELSEWHERE: Final = (ACL_FORMAT_NHWC, ACL_FORMAT_NDHWC, ACL_FORMAT_HWCN)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a stage 1 was asked, without memory: the tensors that are given and not masked off."""
+    """What a stage 1 was asked, without memory: the tensors that are given and wanted."""
 
     product: Product
     saved: StatisticKind
     tensors: Mapping[str, TensorKind]
-    mask: tuple[bool, ...]
-    options: tuple[Any, ...]
+    options: Mapping[str, Any]
 
     def given(self, *names: str) -> Iterable[tuple[str, TensorKind]]:
         """Those of the named tensors that are there, in order."""
@@ -45,22 +47,11 @@ class Call:
 Rule = Callable[[Call], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: there are four
-class Page:
-    """An operator's: its arguments, its rules in their order, the request it means to the core."""
-
-    name: str
-    tensors: tuple[str, ...]  # every tensor argument, in the order of the signature
-    required: tuple[str, ...]
-    outputs: tuple[str, ...]  # the last of the tensors, in the order of the mask
-    rules: tuple[Rule, ...]
-    request: Callable[[Call], tuple[Spec, Mapping[str, str]]]  # with the roles' aclnn names
-
-
 def mask_has_three(call: Call) -> None:
     """OutputMask is of length 3."""
-    if len(call.mask) != 3:
-        fail(INVALID, f"outputMask must have 3 elements, got {len(call.mask)}")
+    mask = call.options["outputMask"]
+    if len(mask) != 3:
+        fail(INVALID, f"outputMask must have 3 elements, got {len(mask)}")
 
 
 def floats(*names: str) -> Rule:
@@ -105,6 +96,53 @@ def no_private_format(*names: str) -> Rule:
             if kind.format in PRIVATE_FORMATS:
                 got = format_name(kind.format)
                 fail(INVALID, f"{name} must not have a private format, got {got}")
+
+    return rule
+
+
+def same_format(first: str, *others: str) -> Rule:
+    """All of one format."""
+
+    def rule(call: Call) -> None:
+        for model_name, model in call.given(first):
+            for name, kind in call.given(*others):
+                if kind.format != model.format:
+                    rule = f"must have the format of {model_name}, {format_name(model.format)}"
+                    fail(INVALID, f"{name} {rule}, got {format_name(kind.format)}")
+
+    return rule
+
+
+def channels_first(*names: str) -> Rule:
+    """No blocked storage, and no format whose channels are not axis 1."""
+
+    def rule(call: Call) -> None:
+        for name, kind in call.given(*names):
+            if kind.format in (*PRIVATE_FORMATS, *CHANNELS_ELSEWHERE):
+                rule = "must have its channels at axis 1 and no private format"
+                fail(INVALID, f"{name} {rule}, got {format_name(kind.format)}")
+
+    return rule
+
+
+def has_channels(name: str) -> Rule:
+    """Axis 1 is not empty."""
+
+    def rule(call: Call) -> None:
+        shape = call.tensors[name].tensor.shape
+        if len(shape) > 1 and shape[1] == 0:
+            fail(INVALID, f"{name} must have at least one channel, got shape {shape}")
+
+    return rule
+
+
+def positive(name: str) -> Rule:
+    """A number above 0."""
+
+    def rule(call: Call) -> None:
+        value = call.options[name]
+        if not value > 0:
+            fail(INVALID, f"{name} must be positive, got {value}")
 
     return rule
 

@@ -1,4 +1,4 @@
-"""The runtime subset: start and end, devices, contexts, streams and settings."""
+"""The runtime subset: start and end, devices, contexts and settings."""
 
 import threading
 from collections import Counter
@@ -6,7 +6,7 @@ from typing import Any
 
 from normgrad import device
 from normgrad.aclnn import products
-from normgrad.aclnn.constants import ACL_OPT_DETERMINISTIC
+from normgrad.aclnn.constants import ACL_HOST, ACL_OPT_DETERMINISTIC
 from normgrad.aclnn.status import (
     ACL_SUCCESS,
     BAD_PARAM,
@@ -16,7 +16,7 @@ from normgrad.aclnn.status import (
     reports,
     runtime_status,
 )
-from normgrad.device.failures import INTEGERS, described, is_null
+from normgrad.device.failures import INTEGERS, is_null
 
 _DETERMINISM = range(4)
 
@@ -29,17 +29,6 @@ class aclrtContext:
     def __init__(self, device_id: int) -> None:
         self.device = device_id
         self.options: dict[int, int] = {}
-        self.alive = True
-
-
-class aclrtStream:
-    """An order of work; ``number`` is what the backends get."""
-
-    __slots__ = ("alive", "number", "owner")
-
-    def __init__(self, owner: object, number: int) -> None:
-        self.owner = owner
-        self.number = number
         self.alive = True
 
 
@@ -60,13 +49,8 @@ class _Process:
 _THREAD = _Thread()
 _PROCESS = _Process()
 
-StreamAnswer = tuple[Status, aclrtStream | None]
 ContextAnswer = tuple[Status, aclrtContext | None]
 NumberAnswer = tuple[Status, int | None]
-
-
-def _no_stream(status: Status) -> StreamAnswer:
-    return status, None
 
 
 def _no_context(status: Status) -> ContextAnswer:
@@ -79,7 +63,20 @@ def _no_number(status: Status) -> NumberAnswer:
 
 @runtime_status
 def aclInit(configPath: str | None = None) -> Status:
-    """Start; the configuration file is not read."""
+    """Start the runtime. Nothing else depends on it; it takes turns with ``aclFinalize``.
+
+    Args:
+        configPath: The file is not read.
+
+    Returns:
+        0; 100002 where it is started already.
+
+    Example:
+        >>> aclnn.aclInit(None)
+        <Status.ACL_SUCCESS: 0>
+        >>> aclnn.aclFinalize()
+        <Status.ACL_SUCCESS: 0>
+    """
     with _PROCESS.lock:
         if _PROCESS.initialized:
             fail(Status.ACL_ERROR_REPEAT_INITIALIZE, "aclInit was called before")
@@ -89,7 +86,15 @@ def aclInit(configPath: str | None = None) -> Status:
 
 @runtime_status
 def aclFinalize() -> Status:
-    """End; devices stay set until they are reset, memory stays until it is freed."""
+    """End the runtime. Devices stay set until they are reset, memory stays until it is freed.
+
+    Returns:
+        0; 100001 where it was not started.
+
+    Example:
+        >>> aclnn.aclFinalize()  # without aclInit
+        <Status.ACL_ERROR_UNINITIALIZE: 100001>
+    """
     with _PROCESS.lock:
         if not _PROCESS.initialized:
             fail(Status.ACL_ERROR_UNINITIALIZE, "aclInit was not called")
@@ -106,7 +111,18 @@ def device_count() -> int:
 
 @runtime_status
 def aclrtSetDevice(deviceId: int) -> Status:
-    """Make a device the calling thread's. Each call counts, and wants its aclrtResetDevice."""
+    """Make a device the calling thread's. Each call counts, and wants its ``aclrtResetDevice``.
+
+    Args:
+        deviceId: From 0; the host is 0, or with ``NORMGRAD_DEVICE=cuda:N`` GPU N is.
+
+    Returns:
+        0; 107001 where there is no device of that number.
+
+    Example:
+        >>> aclnn.aclrtSetDevice(0)
+        <Status.ACL_SUCCESS: 0>
+    """
     number = _known(deviceId)
     with _PROCESS.lock:
         _PROCESS.users[number] += 1
@@ -117,9 +133,20 @@ def aclrtSetDevice(deviceId: int) -> Status:
 
 @runtime_status
 def aclrtResetDevice(deviceId: int) -> Status:
-    """Take one aclrtSetDevice back; the last one gives the device up.
+    """Take one ``aclrtSetDevice`` back; the last one gives the device up.
 
     Memory that was not freed stays readable until it is.
+
+    Args:
+        deviceId: From 0.
+
+    Returns:
+        0, also for a device that nobody set; 107001 where there is no device of that number.
+
+    Example:
+        >>> status = aclnn.aclrtSetDevice(0)
+        >>> aclnn.aclrtResetDevice(0)
+        <Status.ACL_SUCCESS: 0>
     """
     number = _known(deviceId)
     with _PROCESS.lock:
@@ -132,19 +159,63 @@ def aclrtResetDevice(deviceId: int) -> Status:
 
 @reports(*RUNTIME_CODES, _no_number)
 def aclrtGetDevice() -> NumberAnswer:
-    """Status, and the calling thread's device."""
+    """The calling thread's device, else the one that the process set first.
+
+    Returns:
+        0 and the number; 107002 and None where no device is set.
+
+    Example:
+        >>> status = aclnn.aclrtSetDevice(0)
+        >>> aclnn.aclrtGetDevice()
+        (<Status.ACL_SUCCESS: 0>, 0)
+    """
     return ACL_SUCCESS, current_context().device
 
 
 @reports(*RUNTIME_CODES, _no_number)
 def aclrtGetDeviceCount() -> NumberAnswer:
-    """Status, and the number of devices."""
+    """How many devices there are: the host is one, or the GPUs from ``NORMGRAD_DEVICE``'s on.
+
+    Returns:
+        0 and the number; 500000 and None for a ``NORMGRAD_DEVICE`` that cannot be used.
+
+    Example:
+        >>> status, count = aclnn.aclrtGetDeviceCount()
+        >>> count > 0
+        True
+    """
     return ACL_SUCCESS, device_count()
+
+
+@reports(*RUNTIME_CODES, _no_number)
+def aclrtGetRunMode() -> NumberAnswer:
+    """Where the program runs: always beside the device, never on it.
+
+    Returns:
+        0 and ``ACL_HOST``.
+
+    Example:
+        >>> aclnn.aclrtGetRunMode()
+        (<Status.ACL_SUCCESS: 0>, <aclrtRunMode.ACL_HOST: 1>)
+    """
+    return ACL_SUCCESS, ACL_HOST
 
 
 @reports(*RUNTIME_CODES, _no_context)
 def aclrtCreateContext(deviceId: int) -> ContextAnswer:
-    """Status, and a new context, which becomes the calling thread's."""
+    """A new context of a device, which becomes the calling thread's.
+
+    Args:
+        deviceId: From 0.
+
+    Returns:
+        0 and an ``aclrtContext``; 107001 and None where there is no device of that number.
+
+    Example:
+        >>> status, context = aclnn.aclrtCreateContext(0)
+        >>> aclnn.aclrtDestroyContext(context)
+        <Status.ACL_SUCCESS: 0>
+    """
     number = _known(deviceId)
     context = aclrtContext(number)
     _THREAD.context = context
@@ -153,7 +224,19 @@ def aclrtCreateContext(deviceId: int) -> ContextAnswer:
 
 @runtime_status
 def aclrtDestroyContext(context: aclrtContext | None) -> Status:
-    """End a context. The next aclrtSetDevice makes a new one where it was the device's own."""
+    """End a context. The next ``aclrtSetDevice`` makes a new one where it was the device's own.
+
+    Args:
+        context: Of ``aclrtCreateContext`` or ``aclrtGetCurrentContext``.
+
+    Returns:
+        0; 100000 for null, 107002 for one that was destroyed before.
+
+    Example:
+        >>> status, context = aclnn.aclrtCreateContext(0)
+        >>> aclnn.aclrtDestroyContext(context)
+        <Status.ACL_SUCCESS: 0>
+    """
     with _PROCESS.lock:
         ended = _living(context)
         ended.alive = False
@@ -164,47 +247,37 @@ def aclrtDestroyContext(context: aclrtContext | None) -> Status:
 
 @runtime_status
 def aclrtSetCurrentContext(context: aclrtContext | None) -> Status:
-    """Make a context the calling thread's."""
+    """Make a context the calling thread's.
+
+    Args:
+        context: Of ``aclrtCreateContext`` or ``aclrtGetCurrentContext``, in any thread.
+
+    Returns:
+        0; 100000 for null, 107002 for one that was destroyed.
+
+    Example:
+        >>> status, context = aclnn.aclrtCreateContext(0)
+        >>> aclnn.aclrtSetCurrentContext(context)
+        <Status.ACL_SUCCESS: 0>
+    """
     _THREAD.context = _living(context)
     return ACL_SUCCESS
 
 
 @reports(*RUNTIME_CODES, _no_context)
 def aclrtGetCurrentContext() -> ContextAnswer:
-    """Status, and the calling thread's context."""
+    """The calling thread's context, else that of the device which the process set first.
+
+    Returns:
+        0 and an ``aclrtContext``; 107002 and None where no device is set.
+
+    Example:
+        >>> status = aclnn.aclrtSetDevice(0)
+        >>> status, context = aclnn.aclrtGetCurrentContext()
+        >>> context.device
+        0
+    """
     return ACL_SUCCESS, current_context()
-
-
-@reports(*RUNTIME_CODES, _no_stream)
-def aclrtCreateStream() -> StreamAnswer:
-    """Status, and a new stream."""
-    return ACL_SUCCESS, aclrtStream(*current_memory().new_stream())
-
-
-@runtime_status
-def aclrtDestroyStream(stream: aclrtStream | None) -> Status:
-    """End a stream, once its work is done."""
-    if is_null(stream):
-        fail(BAD_PARAM, "stream must not be null")
-    current_memory().synchronize(stream_number(stream))
-    assert stream is not None
-    stream.alive = False
-    stream.owner = None
-    return ACL_SUCCESS
-
-
-@runtime_status
-def aclrtSynchronizeStream(stream: aclrtStream | None) -> Status:
-    """Wait for a stream's work; null is the default stream."""
-    current_memory().synchronize(stream_number(stream))
-    return ACL_SUCCESS
-
-
-@runtime_status
-def aclrtSynchronizeDevice() -> Status:
-    """Wait for all work."""
-    current_memory().synchronize(None)
-    return ACL_SUCCESS
 
 
 def _no_name(status: Status) -> str:
@@ -213,13 +286,34 @@ def _no_name(status: Status) -> str:
 
 @reports(*RUNTIME_CODES, _no_name)
 def aclrtGetSocName() -> str:
-    """The chip of the product in force."""
+    """The name of the chip of the product in force.
+
+    Returns:
+        A string, empty where ``NORMGRAD_PRODUCT`` names none.
+
+    Example:
+        >>> aclnn.aclrtGetSocName()
+        'Ascend950PR'
+    """
     return products.SETTINGS.product.soc
 
 
 @runtime_status
 def aclrtCtxSetSysParamOpt(opt: int, value: int) -> Status:
-    """Store a setting of the context. Results are deterministic whatever its value."""
+    """Store a setting of the context. Results are deterministic whatever its value.
+
+    Args:
+        opt: ``ACL_OPT_DETERMINISTIC``.
+        value: 0 to 3.
+
+    Returns:
+        0; 100000 for another setting or value, 107002 where no device is set.
+
+    Example:
+        >>> status = aclnn.aclrtSetDevice(0)
+        >>> aclnn.aclrtCtxSetSysParamOpt(aclnn.ACL_OPT_DETERMINISTIC, 1)
+        <Status.ACL_SUCCESS: 0>
+    """
     if opt != ACL_OPT_DETERMINISTIC:
         fail(BAD_PARAM, f"opt must be ACL_OPT_DETERMINISTIC (0), got {opt!r}")
     if value not in _DETERMINISM:
@@ -230,7 +324,19 @@ def aclrtCtxSetSysParamOpt(opt: int, value: int) -> Status:
 
 @reports(*RUNTIME_CODES, _no_number)
 def aclrtCtxGetSysParamOpt(opt: int) -> NumberAnswer:
-    """Status, and a setting of the context; 0 before it was set."""
+    """A setting of the context; 0 before it was set.
+
+    Args:
+        opt: ``ACL_OPT_DETERMINISTIC``.
+
+    Returns:
+        0 and the value; 100000 and None for another setting, 107002 where no device is set.
+
+    Example:
+        >>> status, context = aclnn.aclrtCreateContext(0)
+        >>> aclnn.aclrtCtxGetSysParamOpt(aclnn.ACL_OPT_DETERMINISTIC)
+        (<Status.ACL_SUCCESS: 0>, 0)
+    """
     if opt != ACL_OPT_DETERMINISTIC:
         fail(BAD_PARAM, f"opt must be ACL_OPT_DETERMINISTIC (0), got {opt!r}")
     return ACL_SUCCESS, current_context().options.get(int(opt), 0)
@@ -267,22 +373,6 @@ def _place(number: int) -> str:
     """A device number as the core calls it; number 0 is the GPU that NORMGRAD_DEVICE names."""
     first = device.first_gpu()
     return device.default_device() if first is None else f"cuda:{first + number}"
-
-
-def stream_number(stream: Any) -> int:
-    """What a backend gets for a stream; null is the default stream, 0."""
-    if is_null(stream):
-        return 0
-    if type(stream) is not aclrtStream or not stream.alive:
-        fail(Status.ACL_ERROR_RT_STREAM_CONTEXT, f"stream must be alive, got {_describe(stream)}")
-    number: int = stream.number
-    return number
-
-
-def _describe(stream: Any) -> str:
-    if type(stream) is aclrtStream:
-        return "one that was destroyed"
-    return described(stream)
 
 
 def _known(device_id: Any) -> int:

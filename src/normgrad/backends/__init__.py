@@ -2,13 +2,26 @@
 
 import functools
 import importlib
-from typing import Final
+from typing import Any, Final
 
 from normgrad.backends.base import Backend
+from normgrad.core import options
 
-__all__ = ["NAMES", "Backend", "get", "preference"]
+__all__ = ["ALSO", "NAMES", "Backend", "chosen", "get", "preference"]
 
 NAMES: Final = ("reference", "cpu", "cuda")
+# What people call them.
+ALSO: Final = {
+    "reference": ("ref", "numpy"),
+    "cpu": ("numba", "host"),
+    "cuda": ("gpu", "nvidia", "triton"),
+}
+
+
+def chosen(backend: Any) -> str | None:
+    """The option ``backend`` of a public function: a name, or None for the best."""
+    name: str | None = options.choice("backend", backend, NAMES, none=True, also=ALSO)
+    return name
 
 
 @functools.cache

@@ -6,27 +6,39 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from normgrad.spec import Op
+from normgrad.core.spec import Op
 
 if TYPE_CHECKING:
-    from normgrad.geometry import Geometry
-    from normgrad.plan import Plan
-    from normgrad.spec import Spec
-    from normgrad.written import Source
+    from normgrad.calls.generated_call import Source
+    from normgrad.core.geometry import Geometry
+    from normgrad.core.plan import Plan
+    from normgrad.core.spec import Spec
 
 # What the fast backends compute: any other operator would get the gradients of one of these.
 _FAST: Final = (
-    Op.BATCH_NORM,
-    Op.BATCH_NORM_REDUCE,
-    Op.BATCH_NORM_ELEMT,
-    Op.LAYER_NORM,
-    Op.GROUP_NORM,
+    Op.BATCH_NORM_BACKWARD,
+    Op.BATCH_NORM_REDUCE_BACKWARD,
+    Op.BATCH_NORM_ELEMT_BACKWARD,
+    Op.LAYER_NORM_BACKWARD,
+    Op.GROUP_NORM_BACKWARD,
 )
 
 
-def unknown_to_fast(op: str) -> str | None:
-    """Why the fast backends refuse an operator, or None."""
-    return None if op in _FAST else f"it has no {op}"
+def unknown_to_fast(op: str, also: Sequence[str] = ()) -> str | None:
+    """Why a fast backend refuses an operator, or None. ``also`` has what it alone computes."""
+    return None if op in _FAST or op in also else f"it has no {op}"
+
+
+def fused_form(spec: "Spec", taken: Sequence[str] = ()) -> str | None:
+    """What of a fused request a fast backend does not take, or None."""
+    forms = {
+        "activation": spec.activation is not None,
+        "residual": spec.residual is not None or spec.dsum is not None,
+        "shortcut": (spec.shortcut or spec.mask) is not None,
+        "weights of each sample": spec.samples > 1,
+    }
+    absent = [name for name, here in forms.items() if here and name not in taken]
+    return f"it has no {spec.op} with {' and '.join(absent)}" if absent else None
 
 
 def not_on_host(device: str) -> str | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from normgrad.bench.record import Record, Row
+from normgrad.bench.record import Record, Row, within
 
 Verdict = Literal["faster", "slower", "same", "wrong", "mended", "gone", "new"]
 # What makes a comparison fail.
@@ -52,9 +52,7 @@ def _change(old: Row, new: Row | None, threshold: float, relative: bool) -> Chan
     if relative and old.floor_ms > 0 and new.floor_ms > 0:
         ratio = (after / new.floor_ms) / (before / old.floor_ms)
     margin = max(threshold, (old.spread or 0.0) + (new.spread or 0.0))
-    verdict: Verdict = "same"
-    if ratio > 1 + margin:
-        verdict = "slower"
-    elif ratio < 1 / (1 + margin):
-        verdict = "faster"
+    verdict: Verdict = "slower" if ratio > 1 else "faster"
+    if within(ratio, margin):
+        verdict = "same"
     return Change(old.key, verdict, before, after, ratio)

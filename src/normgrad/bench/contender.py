@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import torch
 
 from normgrad.bench.problems import DeviceProblem
-from normgrad.spec import RESULTS
-from normgrad.verify.foreign import NotOffered
+from normgrad.forward import Normalized, Statistics
+from normgrad.functional import Gradients
+from normgrad.verify.foreign import NotOffered, members
 from normgrad.verify.run import bound_call
 
 __all__ = ["NotOffered", "Peer", "Runner", "by_role", "ours"]
@@ -43,8 +44,14 @@ class Peer(Protocol):
 
 def by_role(problem: DeviceProblem, arrays: Any) -> dict[str, Tensor]:
     """Results in the order of the operator, without those that were not wanted."""
-    roles = RESULTS[problem.workload.case.op]
+    roles = problem.workload.case.results
     listed = arrays if isinstance(arrays, (tuple, list)) else (arrays,)
+    if isinstance(listed, Gradients):  # with a place for the gradient of a shortcut
+        listed = listed[: len(roles)]
+    elif isinstance(listed, Normalized):
+        listed = members(listed, roles)
+    elif isinstance(listed, Statistics):  # the last one is no array
+        listed = listed[: len(roles)]
     named = zip(roles, listed, strict=True)
     return {role: array for role, array in named if role in problem.result_dtypes}
 

@@ -3,10 +3,21 @@
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Final
 
 from normgrad.bench import plots
 from normgrad.bench.record import Record, Row
-from normgrad.page import Cell, environment_table, page, section, table
+from normgrad.html_page import Cell, environment_table, page, section, table
+
+_LEGEND: Final = (
+    "<p><b>limit</b>: the time of copying the same bytes. <b>ms</b>: median time of a call into "
+    "given memory; <b>new</b>: into memory that the call allocates, as the others do. <b>+-</b>: "
+    "half of the runs lie in a range of this width. <b>of limit</b>: limit over ms. <b>call</b>: "
+    "Python's part of a call. <b>peak</b>: how far memory rises. <b>error/bound</b>: the worst "
+    "error over the most that rounding may cause; up to 1 is right. <b>times</b>: theirs over "
+    "ours, both into new memory; <i>equal</i> or <i>noisy</i> where runs vary by more than the "
+    "difference.</p>\n"
+)
 
 
 def save(record: Record, path: Path) -> None:
@@ -48,7 +59,10 @@ def _summary(record: Record) -> str:
             slower = [
                 row
                 for row in record.rows
-                if row.dtype == dtype and (times := row.speedup(peer)) and times < 1
+                if row.dtype == dtype
+                and (times := row.speedup(peer))
+                and times < 1
+                and not row.undecided(peer)
             ]
             style = "bad" if slower else ""
             rows.append(
@@ -63,19 +77,19 @@ def _summary(record: Record) -> str:
     rows += [(peer, reason, "", "", "") for peer, reason in record.absent_peers.items()]
     if not rows:
         return "<p>No peer was asked for.</p>"
-    header = ("peer", "type", "times faster, both allocate", "times faster, out= given")
+    header = ("beside", "type", "we are faster, times", "with results given to us")
     return table((*header, "rows where it is faster"), rows)
 
 
 def _rows(record: Record) -> str:
     peers = record.peer_names
     ours = bool(record.our_rows)
-    header = ["operator", "shape", "type", "layout", "mask", "MB", "floor ms"]
+    header = ["operator", "shape", "type", "layout", "mask", "MB", "limit ms"]
     if ours:
-        header += ["out= ms", "spread", "share of floor", "alloc ms", "host µs", "peak MB", "error"]
+        header += ["ms", "+-", "of limit", "new ms", "call µs", "peak MB", "error/bound"]
     for peer in peers:
-        header += [f"{peer} ms"] + (["times"] if ours else [])
-    return table(header, [_row(row, peers, ours) for row in record.rows])
+        header += [f"{peer} ms", "+-"] + (["times"] if ours else [])
+    return _LEGEND + table(header, [_row(row, peers, ours) for row in record.rows])
 
 
 def _row(row: Row, peers: list[str], ours: bool) -> list[str | Cell]:
@@ -99,11 +113,18 @@ def _row(row: Row, peers: list[str], ours: bool) -> list[str | Cell]:
         else:
             wrong = row.peer_faults.get(peer) == "wrong"
             cells.append(Cell("wrong", "bad") if wrong else "–")
+        spread = row.peer_spread.get(peer)
+        cells.append("" if spread is None else f"{spread:.0%}")
         if ours:
-            times = row.speedup(peer)
-            style = "" if times is None else ("good" if times >= 1 else "bad")
-            cells.append(Cell("" if times is None else f"{times:.2f}", style))
+            cells.append(_times(row, peer))
     return cells
+
+
+def _times(row: Row, peer: str) -> Cell:
+    times, word = row.speedup(peer), row.undecided(peer)
+    if times is None or word is not None:
+        return Cell(word or "")
+    return Cell(f"{times:.2f}", "good" if times >= 1 else "bad")
 
 
 def _notes(record: Record) -> str:

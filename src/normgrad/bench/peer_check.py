@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
-from normgrad import hostmem
+from normgrad.arrays import host_memory
 from normgrad.bench import peers
 from normgrad.bench.problems import DeviceProblem
 from normgrad.bench.suites import Workload
-from normgrad.errors import OptionError
-from normgrad.spec import Op
+from normgrad.core.errors import OptionError
+from normgrad.core.operators import DATA, OPERATORS
+from normgrad.verify.foreign import NotOffered
 from normgrad.verify.problem import Problem
 from normgrad.verify.run import Results, from_torch, to_torch
 
@@ -33,20 +34,27 @@ class PeerImplementation:
         """With the channels at axis 1, where every peer has them."""
         case = problem.case
         axis = case.channel_axis
+        if problem.spec.updated or "variances" in problem.operands:
+            raise NotOffered("it is called without running statistics")
+        if OPERATORS[case.op].statistics and (case.statistic == "variance") is case.training:
+            raise NotOffered("it takes 1/std in training, the variance in inference")
         operands = {role: to_torch(host, self.device) for role, host in problem.operands.items()}
-        moves = axis != 1 and case.op is not Op.LAYER_NORM
+        moves = axis != 1 and OPERATORS[case.op].axes != "rows"
         if moves:
-            operands |= {role: operands[role].movedim(axis, 1) for role in ("dy", "x")}
+            operands |= {
+                role: operands[role].movedim(axis, 1) for role in OPERATORS[case.op].data_in
+            }
             shape = tuple(operands["x"].shape)
             case = dataclasses.replace(case, shape=shape, channel_axis=1, layout="transposed")
         workload = Workload(case, problem.dtype)
         made = DeviceProblem(workload, operands, problem.result_dtypes, self.device)
         results = self.peer.prepare(made).results()
-        if moves and "dx" in results:
-            results["dx"] = results["dx"].reshape(case.shape).movedim(1, axis)
+        for role in DATA:
+            if moves and role in results:
+                results[role] = results[role].reshape(case.shape).movedim(1, axis)
         return {role: _values(array) for role, array in results.items()}
 
 
 def _values(array: Any) -> Any:
     dtype = str(array.dtype).removeprefix("torch.")
-    return hostmem.widen(from_torch(array), dtype)
+    return host_memory.widen(from_torch(array), dtype)

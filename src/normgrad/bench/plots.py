@@ -13,11 +13,19 @@ COLOURS = {"bfloat16": "#d9730d", "float16": "#2f9e6e", "float32": "#3b7dd8", "f
 PEER_COLOURS = ("#3b7dd8", "#d9730d", "#2f9e6e", "#c2477f", "#9a5fc9", "#8a8a3a")
 INK, GRID = "#1f2328", "#c9ced6"
 _TITLES = {
-    "batch_norm": "batch norm",
-    "batch_norm_reduce": "batch norm, reduce",
-    "batch_norm_elemt": "batch norm, element stage",
-    "layer_norm": "layer norm",
-    "group_norm": "group norm",
+    "batch_norm_backward": "batch norm",
+    "batch_norm_reduce_backward": "batch norm, reduce",
+    "batch_norm_elemt_backward": "batch norm, element stage",
+    "layer_norm_backward": "layer norm",
+    "rms_norm_backward": "RMS norm",
+    "group_norm_backward": "group norm",
+    "batch_norm": "batch norm, forward",
+    "batch_norm_stats": "batch norm, statistics",
+    "batch_norm_gather_stats": "batch norm, joined statistics",
+    "batch_norm_elemt": "batch norm, element stage forward",
+    "layer_norm": "layer norm, forward",
+    "rms_norm": "RMS norm, forward",
+    "group_norm": "group norm, forward",
 }
 # Up to here each row has bars of its own, beyond each operator and type.
 _MAX_SINGLE_BARS = 16
@@ -57,7 +65,7 @@ def inline(record: Record) -> list[tuple[str, str]]:
 
 
 def strip(groups: dict[str, list[float]]) -> str:
-    """Errors over budgets as dots, a line for each group, on a logarithmic axis; SVG text."""
+    """Errors over bounds as dots, a line for each group, on a logarithmic axis; SVG text."""
     pyplot = _pyplot()
     figure = pyplot.figure(figsize=(13, 1.1 + 0.26 * len(groups)), layout="constrained")
     axes = figure.subplots()
@@ -67,9 +75,12 @@ def strip(groups: dict[str, list[float]]) -> str:
         axes.scatter(shown, [place] * len(shown), s=16, c=colours, alpha=0.7, linewidths=0)
     axes.axvline(1.0, color=INK, linewidth=1, linestyle=(0, (5, 3)))
     axes.set_xscale("log")
+    _plain_log_ticks(axes.xaxis)
     axes.set_yticks(range(len(groups)), list(groups))
     axes.set_ylim(len(groups) - 0.5, -0.5)
-    axes.set_xlabel("worst error of a case / its budget; right of the dashed line is wrong")
+    axes.set_xlabel(
+        "worst error of a case over its bound; what lies right of the dashed line is wrong"
+    )
     axes.grid(True, axis="x")
     return _themed(figure, pyplot)
 
@@ -104,6 +115,7 @@ def _pyplot() -> Any:
             "axes.spines.right": False,
             "grid.color": GRID,
             "grid.linewidth": 0.6,
+            "text.parse_math": False,  # a record may have a `$` in a name
             "legend.frameon": False,
         }
     )

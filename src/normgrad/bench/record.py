@@ -11,9 +11,9 @@ from types import UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from normgrad.bench.suites import LAYOUTS, Workload, sizes_text
-from normgrad.dtypes import FLOATS
-from normgrad.errors import OptionError
-from normgrad.spec import Op
+from normgrad.core.dtypes import FLOATS
+from normgrad.core.errors import NormgradError, OptionError, printable
+from normgrad.core.spec import Op
 
 # The words that a row may have where tables and pictures know only these.
 _WORDS: Final = {"op": tuple(Op), "dtype": tuple(FLOATS), "layout": LAYOUTS}
@@ -22,6 +22,8 @@ _WORDS: Final = {"op": tuple(Op), "dtype": tuple(FLOATS), "layout": LAYOUTS}
 # Why somebody has no time in a row, or one that does not count.
 Fault = Literal["wrong", "not offered", "skipped", "failed"]
 FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
+# Up to this relative spread of two times a difference inside it is called equal, beyond it noisy.
+QUIET: Final = 0.05
 # Types as in the tables.
 SHORT_TYPES: Final = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 
@@ -29,6 +31,11 @@ SHORT_TYPES: Final = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "f
 def geometric_mean(ratios: Sequence[float]) -> float:
     """Of some ratios, at least one."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def within(ratio: float, margin: float) -> bool:
+    """Whether two times are as near to each other as this, whichever is the longer."""
+    return 1 / (1 + margin) <= ratio <= 1 + margin
 
 
 @dataclass(slots=True)
@@ -61,8 +68,10 @@ class Row:
     gbps: float | None = None  # the streams over median_ms
     host_us: float | None = None
     memory_peak: int | None = None  # bytes, results included
+    load: float | None = None  # of the machine when it was measured: processes that want to run
     fault: Fault | None = None
     error: str | None = None  # the fault in words
+    form: str = ""  # what a fused call has besides the norm
     peers: dict[str, float] = field(default_factory=dict)
     peer_best_ms: dict[str, float] = field(default_factory=dict)
     peer_spread: dict[str, float] = field(default_factory=dict)
@@ -86,6 +95,7 @@ class Row:
             backend=backend,
             groups=workload.groups,
             normalized=workload.normalized,
+            form=case.form,
             megabytes=workload.data_bytes / 1e6,
         )
 
@@ -96,8 +106,9 @@ class Row:
 
     @property
     def size(self) -> str:
-        """Sizes as in the tables."""
-        return sizes_text(self.shape, self.groups, self.normalized)
+        """Sizes as in the tables, and what a fused call has besides."""
+        text = sizes_text(self.shape, self.groups, self.normalized)
+        return f"{text} + {self.form}" if self.form else text
 
     @property
     def right_ms(self) -> float | None:
@@ -120,6 +131,20 @@ class Row:
         """How many times faster than a peer, both allocating."""
         mine, theirs = self.alloc_ms or self.median_ms, self.peer_ms(peer, wrong_too=wrong_too)
         return theirs / mine if mine and theirs else None
+
+    @property
+    def scattered(self) -> bool:
+        """Whether half of our runs lie further apart than their middle: the time says little."""
+        return ((self.alloc_spread if self.alloc_ms else self.spread) or 0.0) > 1.0
+
+    def undecided(self, peer: str) -> Literal["equal", "noisy"] | None:
+        """Whether runs vary by more than the difference to a peer: then a ratio says nothing."""
+        times = self.speedup(peer)
+        mine = self.alloc_spread if self.alloc_ms else self.spread
+        noise = (mine or 0.0) + self.peer_spread.get(peer, 0.0)
+        if times is None or not within(times, noise):
+            return None
+        return "equal" if noise <= QUIET else "noisy"
 
 
 @dataclass(slots=True)
@@ -221,10 +246,13 @@ def read_json(path: Path) -> Record:
         if fault is None:
             for place, row in enumerate(data["rows"], 1):
                 fault = fault or _misfit(row, Row, f"row {place}: ")
+    except FileNotFoundError:
+        raise NormgradError(f"there is no file {path}") from None
     except (OSError, ValueError, RecursionError) as error:
         fault = f"{type(error).__name__}: {error}"
     if fault is not None:
         raise OptionError(str(path), "must be JSON that `normgrad bench --json` wrote", fault)
+    data = _printable(data)
     known = {one.name for one in fields(Row)}
     rows = [
         Row(**{name: value for name, value in row.items() if name in known}) for row in data["rows"]
@@ -233,6 +261,15 @@ def read_json(path: Path) -> Record:
         _add_faults(row)
     more = (data.get("settings", {}), data.get("absent_peers", {}))
     return Record(data["environment"], data["copy_gbps"], rows, *more)
+
+
+def _printable(value: Any) -> Any:
+    """Texts without control characters, which a terminal would obey and no picture can have."""
+    if isinstance(value, dict):
+        return {printable(name): _printable(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_printable(entry) for entry in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def _add_faults(row: Row) -> None:

@@ -3,11 +3,12 @@
 import contextlib
 import dataclasses
 import functools
+import os
 import signal
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import torch
@@ -17,8 +18,8 @@ from normgrad.bench.contender import NotOffered, Peer, Runner
 from normgrad.bench.problems import DeviceProblem
 from normgrad.bench.record import Row
 from normgrad.bench.suites import Workload
-from normgrad.errors import NormgradError
-from normgrad.spec import Op
+from normgrad.core.errors import NormgradError
+from normgrad.core.operators import OPERATORS
 
 
 class DeviceLostError(NormgradError):
@@ -43,6 +44,7 @@ class Session:
     time_wrong_peers: bool = False
     seconds_per_peer: float = 0.0  # to prepare all its rows; 0: no limit
     spent: dict[str, float] = dataclasses.field(default_factory=dict)
+    doing: Callable[[str], object] = str  # hears what is being done
 
     def measure(self, workload: Workload) -> Row:
         """A row: whatever fails is named in it."""
@@ -62,14 +64,17 @@ class Session:
         return row
 
     def _measure(self, workload: Workload, row: Row) -> None:
+        self.doing("making data")
         problem = problems.make(workload, self.device, self.seed)
         known = truth.truth(problem)
+        self.doing(f"compiling and checking {self.backend}")
         runners = self._ours(problem, known, row)
         first = {}
         if "out" in runners:
             first = {role: array.clone() for role, array in runners["out"].results().items()}
         sums = _sums(problem)
         for peer in self.peers:
+            self.doing(f"preparing and checking {peer.name}")
             runner = self._admit(peer, problem, known, row)
             changed = [role for role, now in _sums(problem).items() if now != sums[role]]
             if changed:  # others would be judged by numbers that the truth does not know
@@ -79,9 +84,11 @@ class Session:
             elif runner is not None:
                 runners[peer.name] = runner
         del known
+        self.doing("measuring")
         copies = self.timer.near_copies()
         timed = self.timer.time({name: runner.run for name, runner in runners.items()})
         copies += self.timer.near_copies()
+        row.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         row.copy_gbps = statistics.median(copies) if copies else None
         for peer in self.peers:
             if peer.name in timed:
@@ -213,7 +220,7 @@ def _tiny(workload: Workload) -> Workload:
     case = workload.case
     rank = len(case.shape)
     sizes = [2] * rank
-    if case.op is Op.GROUP_NORM:
+    if OPERATORS[case.op].axes == "groups":
         sizes[1] = case.num_groups
     return Workload(dataclasses.replace(case, id="tiny", shape=tuple(sizes)), workload.dtype)
 

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
+from normgrad.arrays.torch_tensors import TorchKind
 from normgrad.bench.problems import DeviceProblem
-from normgrad.dtypes import FLOATS
-from normgrad.geometry import Geometry
-from normgrad.spec import Spec
-from normgrad.torch_arrays import TorchKind
+from normgrad.core.dtypes import FLOATS
+from normgrad.core.geometry import Geometry
+from normgrad.core.operators import DATA, STATISTICS
+from normgrad.core.spec import Spec
 from normgrad.verify.budget import expected_of
 from normgrad.verify.measure import Measurement, measure
+from normgrad.verify.summary import share_text
 
 Tensor = torch.Tensor
 Results = dict[str, Tensor]
@@ -49,14 +51,14 @@ def truth(problem: DeviceProblem) -> Truth:
     values: Results = {}
     budgets: Results = {}
     for role in spec.wanted:
-        shape = geometry.shape_of(role)
+        shape = spec.present(role).shape if role == "mask" else geometry.shape_of(role)
         values[role] = torch.empty(shape, dtype=torch.float64, device=device)
         budgets[role] = torch.empty_like(values[role])
     for axis, part, wanted in _slices(spec, geometry, _SLICE[device.partition(":")[0]]):
         index = tuple(part if place == axis else slice(None) for place in range(4))
         operands = {
             role: array.to(torch.float64)
-            if role == "counter" or array.shape[axis] == 1
+            if role in ("counter", "mask") or array.shape[axis] == 1
             else array[index].to(torch.float64)
             for role, array in canonical.items()
         }
@@ -66,7 +68,7 @@ def truth(problem: DeviceProblem) -> Truth:
         found = expected_of(_only(spec, wanted), piece, operands)
         for role in wanted:
             # A broadcast axis of a result has one slice that is all of it.
-            place = index if values[role].shape[axis] != 1 else ...
+            place = ... if role == "mask" or values[role].shape[axis] == 1 else index
             values[role][place] = found.values[role]
             budgets[role][place] = found.budgets[role]
     return Truth(values, budgets)
@@ -76,14 +78,18 @@ def _slices(
     spec: Spec, geometry: Geometry, limit: int
 ) -> Iterator[tuple[int, slice, tuple[str, ...]]]:
     """Axis, range and the results that such a slice has complete."""
+    if spec.mask is not None:  # whose bits cannot be cut anywhere
+        yield 0, slice(0, geometry.outer), spec.wanted
+        return
     if geometry.statistic == "channel":
         plans = [(2, spec.wanted)]
     elif geometry.groups > 1:
         plans = [(1, spec.wanted)]
-    else:  # layer norm: rows have their dx, columns their parameter gradients
+    else:  # layer norm: rows have their data and statistics, columns their parameter gradients
+        by_row = (*DATA, *STATISTICS)
         plans = [
-            (0, tuple(role for role in spec.wanted if role == "dx")),
-            (2, tuple(role for role in spec.wanted if role != "dx")),
+            (0, tuple(role for role in spec.wanted if role in by_row)),
+            (2, tuple(role for role in spec.wanted if role not in by_row)),
         ]
     for axis, wanted in plans:
         if not wanted:
@@ -102,6 +108,8 @@ def judge(problem: DeviceProblem, known: Truth, results: Results) -> list[Measur
     """The worst element of every wanted result."""
     measured = []
     for role, want in known.values.items():
+        if role == "mask" and results.get(role) is None:  # others keep the output in its place
+            continue
         got = results[role]
         dtype = TorchKind().view(got, role).tensor.dtype
         shape = want.shape
@@ -154,7 +162,7 @@ def wrong(
         worst_share = max(worst_share, found.share)
         if found.share <= allowance:
             continue
-        if allowance > 1 and found.role != "dx":
+        if allowance > 1 and found.role not in DATA:
             want = known.values[found.role]
             error = results[found.role].reshape(want.shape).to(torch.float64) - want
             if float(error.norm()) <= PEER_RELATIVE * float(want.norm()):
@@ -162,7 +170,7 @@ def wrong(
         if reason is None:
             reason = (
                 f"{found.role}{list(found.index)} is {found.got:.6g}, should be "
-                f"{found.want:.6g}: {found.share:.3g} times the budget"
+                f"{found.want:.6g}: {share_text(found.share)} times the error bound"
             )
     return reason, worst_share
 

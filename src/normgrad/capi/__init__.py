@@ -1,1 +1,1 @@
-"""The C libraries: headers, sources, and what builds them. How they work: docs/capi.md."""
+"""The C libraries: headers, sources, and what builds them. Read docs/reference/capi.md."""

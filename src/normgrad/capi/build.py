@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import normgrad
 from normgrad.capi import generate, packages, signatures
-from normgrad.errors import NormgradError
+from normgrad.core.errors import NormgradError
 
 LIBRARY: Final = "libnormgrad_capi.so"
 # The names that programs link, in the folders where they look: all of them are one library, so
@@ -116,6 +116,7 @@ def build(prefix: Path, extra_flags: tuple[str, ...] = ()) -> None:
 
 
 def _write_sources(folder: Path) -> None:
+    signatures.write_headers(folder / "include")
     for source in signatures.SOURCES.glob("*.[ch]"):
         shutil.copy(source, folder)
     (folder / "table.h").write_text(generate.table_header(), encoding="utf-8")
@@ -169,7 +170,7 @@ def _compile_library(command: list[str], folder: Path) -> Path:
     _run(
         [
             *command,
-            f"-I{signatures.INCLUDE}",
+            f"-I{folder / 'include'}",
             f"-I{folder}",
             *map(str, sources),
             *("-shared", "-Wl,-z,defs", "-Wl,-z,nodelete", "-ldl", "-lm", "-o", str(target)),
@@ -204,7 +205,7 @@ def _install(prefix: Path, library: Path, module: Path) -> None:
     prefix.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=prefix) as name:
         made = Path(name)
-        shutil.copytree(signatures.INCLUDE, made / "include")
+        signatures.write_headers(made / "include")
         packages.write(made)
         folder = made / "lib64" / "normgrad"
         folder.mkdir(parents=True)

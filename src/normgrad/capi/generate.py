@@ -3,7 +3,8 @@
 import re
 from typing import Final
 
-from normgrad.capi.signatures import FOLDER, SOURCES, Function, functions, headers, operators
+from normgrad.capi.signatures import SOURCES, Function, functions, headers, operators
+from normgrad.infiniop.operators import OPERATORS
 
 # What a function returns when Python cannot be reached.
 _NO_PYTHON: Final = {
@@ -11,14 +12,18 @@ _NO_PYTHON: Final = {
     "aclnnStatus": "ACLNN_ERR_INNER",
     "infiniStatus_t": "INFINI_STATUS_INTERNAL_ERROR",
     "const char*": '""',
+    "size_t": "0",
 }
 _MESSAGES: Final = ("aclGetRecentErrMsg", "infiniGetRecentErrMsg")
-COMPUTE: Final = "infiniopBatchNormBackward"
+NATIVE: Final = ("aclFloatToFloat16", "aclFloat16ToFloat")  # C's own: float16.c
+# infiniop's computations; a place in this list is an operator's number.
+COMPUTE: Final = {f"infiniop{one.name}": one for one in OPERATORS}
 
 
 def bridged() -> tuple[Function, ...]:
-    """The functions that Python implements: all but the two that return a message."""
-    return tuple(function for function in functions() if function.name not in _MESSAGES)
+    """The functions that Python implements: all but two that return a message, and C's own."""
+    others = (*_MESSAGES, *NATIVE)
+    return tuple(function for function in functions() if function.name not in others)
 
 
 def table() -> str:
@@ -40,10 +45,10 @@ def table_header() -> str:
 
 def forwards() -> str:
     """``forward.c``: the exported functions."""
-    includes = [f'#include "{header.relative_to(FOLDER / "include")}"' for header in headers()]
+    includes = [f'#include "{place}"' for place in headers()]
     parts = [*includes, '#include "run.h"', '#include "table.h"', ""]
     parts.append('#define EXPORT __attribute__((visibility("default")))')
-    parts += [_forward(function) for function in functions()]
+    parts += [_forward(function) for function in functions() if function.name not in NATIVE]
     return "\n".join(parts) + "\n"
 
 
@@ -63,13 +68,16 @@ def _forward(function: Function) -> str:
             "    if (status != NORMGRAD_TO_PYTHON)",
             "        return status;",
         ]
-    elif function.name == COMPUTE:
+    elif function.name in COMPUTE:
         desc, workspace, size, *data, stream = [p.name for p in function.parameters]
+        roles = ", ".join(map(str, COMPUTE[function.name].slots))
+        number = list(COMPUTE).index(function.name)
         lines += [
-            f"    const void* const data[8] = {{{', '.join(data)}}};",
+            f"    const void* const data[] = {{{', '.join(data)}}};",
+            f"    static const int8_t roles[] = {{{roles}}};",
             "    int to_python;",
-            f"    infiniStatus_t status = normgrad_infiniop({desc}, {workspace}, {size}, data, "
-            f"{stream}, &to_python);",
+            f"    infiniStatus_t status = normgrad_infiniop({number}, {desc}, {workspace}, {size}, "
+            f"data, roles, {len(data)}, {stream}, &to_python);",
             "    if (!to_python)",
             "        return status;",
         ]

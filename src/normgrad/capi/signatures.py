@@ -1,4 +1,7 @@
-"""The functions of the C headers, read from the headers: the one place where they are declared."""
+"""The functions of the C headers, read from the headers.
+
+Those in this folder declare the runtime; those of the operators are made of their tables.
+"""
 
 import functools
 import hashlib
@@ -6,6 +9,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from normgrad.capi.operator_headers import operator_headers
+from normgrad.infiniop.operators import OPERATORS
 
 FOLDER: Final = Path(__file__).parent
 INCLUDE: Final = FOLDER / "include"
@@ -20,19 +26,25 @@ HANDLES: Final = {
     "aclTensor*": "TENSOR",
     "aclBoolArray*": "BOOL_ARRAY",
     "aclIntArray*": "INT_ARRAY",
+    "aclFloatArray*": "FLOAT_ARRAY",
+    "aclScalar*": "SCALAR",
+    "aclTensorList*": "TENSOR_LIST",
+    "aclScalarList*": "SCALAR_LIST",
     "aclOpExecutor*": "EXECUTOR",
     "aclrtStream": "STREAM",
     "aclrtContext": "CONTEXT",
+    "aclrtEvent": "EVENT",
     "infinirtStream_t": "RT_STREAM",
+    "infinirtEvent_t": "RT_EVENT",
     "infiniopTensorDescriptor_t": "TENSOR_DESCRIPTOR",
     "infiniopHandle_t": "HANDLE",
-    "infiniopBatchNormBackwardDescriptor_t": "DESCRIPTOR",
+    **{one.descriptor: "DESCRIPTOR" for one in OPERATORS},
 }
 # Callers may read the beginning of these, so they are memory and not numbers.
-FACES: Final = ("infiniopHandle_t", "infiniopBatchNormBackwardDescriptor_t")
+FACES: Final = ("infiniopHandle_t", *(one.descriptor for one in OPERATORS))
 _NUMBERS: Final = (
     *("int", "int32_t", "uint32_t", "int64_t", "uint64_t", "size_t", "ptrdiff_t"),
-    *("double", "char"),
+    *("double", "float", "char"),
 )
 # A bool travels as its byte: cffi refuses others than 0 and 1, in C any but 0 is true.
 _BOOL: Final = ("bool", "uint8_t")
@@ -47,7 +59,7 @@ class Parameter(NamedTuple):
     @property
     def plain(self) -> str:
         """The type without ``const``."""
-        return self.type.removeprefix("const ")
+        return self.type.replace("const ", "").replace(" const", "")
 
     @property
     def handle(self) -> str | None:
@@ -59,7 +71,7 @@ class Parameter(NamedTuple):
         """Whether the function writes through it."""
         if self.type.startswith("const ") or not self.type.endswith("*"):
             return False
-        return self.type != "void*" and self.type not in HANDLES
+        return self.type not in ("void*", "char*") and self.type not in HANDLES
 
     @property
     def bridge(self) -> str:
@@ -96,6 +108,8 @@ class Function:
         """The type that Python's side returns."""
         if self.result == "const char*":
             return self.result
+        if self.result == "size_t":
+            return self.result
         return "uintptr_t" if self.result in HANDLES else "int"
 
 
@@ -103,8 +117,8 @@ class Function:
 def functions() -> tuple[Function, ...]:
     """Every function, in the order of the headers."""
     found = []
-    for header in headers():
-        for result, name, listed in _DECLARATION.findall(header.read_text(encoding="utf-8")):
+    for text in headers().values():
+        for result, name, listed in _DECLARATION.findall(text):
             words = " ".join(listed.split())
             parameters = [] if words == "void" else words.split(", ")
             found.append(Function(result, name, tuple(_parameter(text) for text in parameters)))
@@ -122,9 +136,22 @@ def _names() -> frozenset[str]:
     return frozenset(function.name for function in functions())
 
 
-def headers() -> list[Path]:
-    """The header files, sorted."""
-    return sorted(INCLUDE.rglob("*.h"))
+@functools.cache
+def headers() -> dict[str, str]:
+    """The text of each header by its place, sorted."""
+    written = {
+        path.relative_to(INCLUDE).as_posix(): path.read_text(encoding="utf-8")
+        for path in INCLUDE.rglob("*.h")
+    }
+    return dict(sorted((written | operator_headers()).items()))
+
+
+def write_headers(folder: Path) -> None:
+    """All of them below a folder."""
+    for place, text in headers().items():
+        path = folder / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def operators() -> tuple[str, ...]:
@@ -136,7 +163,9 @@ def operators() -> tuple[str, ...]:
 def digest() -> str:
     """A number for all that a library is built from: another one must be built anew."""
     hashed = hashlib.sha256()
-    for file in [*headers(), *sorted(SOURCES.glob("*.[ch]")), Path(__file__)]:
+    for place, text in headers().items():
+        hashed.update(f"{place}\n{text}".encode())
+    for file in [*sorted(SOURCES.glob("*.[ch]")), Path(__file__)]:
         hashed.update(file.read_bytes())
     hashed.update((FOLDER / "generate.py").read_bytes())
     return hashed.hexdigest()[:16]

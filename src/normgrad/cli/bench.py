@@ -1,23 +1,31 @@
 """``normgrad bench``: how far from the speed of memory, and from the others."""
 
 import argparse
+import functools
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from normgrad import backends
 from normgrad.backends.base import unusable
 from normgrad.bench import peers, suites, text
 from normgrad.bench.suites import Workload
-from normgrad.cli import rules, terminal
+from normgrad.cli import rules, terminal, words
 from normgrad.cli.env import environment
-from normgrad.dtypes import FLOATS
-from normgrad.errors import BackendError, NormgradError, OptionError
-from normgrad.spec import Op
+from normgrad.core.dtypes import FLOATS
+from normgrad.core.errors import NormgradError, OptionError
+from normgrad.core.operators import OPERATORS
+from normgrad.core.spec import Op
 
 if TYPE_CHECKING:
-    from normgrad.bench.record import Record
+    from normgrad.bench.record import Record, Row
     from normgrad.bench.session import Session
+
+
+EXAMPLES: Final = (
+    "normgrad bench --op layer_norm --shape 4096x1024 --dtype bf16 --peers torch",
+    "normgrad bench --suite resnet50 --peers torch,compile --json run.json --plot run.svg",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,24 +39,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     result.add_argument("--csv", metavar="FILE", type=Path, help="a line for each row")
     result.add_argument("--plot", metavar="FILE", type=Path, help="out.svg or out.png")
     result.add_argument("--html", metavar="FILE", type=Path, help="one self-contained page")
+    result.add_argument("-v", "--verbose", action="store_true", help="a table with all figures")
 
 
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
     """Those that say what to measure, and how."""
     what = parser.add_argument_group("what")
-    what.add_argument("--suite", choices=suites.SUITES, help="a named list of rows")
-    what.add_argument("--op", choices=[op.value for op in Op], help="one operator only")
+    what.add_argument(
+        "--suite",
+        type=words.one_of(suites.SUITES),
+        help=f"a named list of rows: {', '.join(suites.SUITES)}",
+    )
+    what.add_argument(
+        "--op",
+        type=words.operators,
+        action="extend",
+        help=f"{', '.join(Op)}, or a family such as layernorm",
+    )
     what.add_argument(
         "--shape", action="append", help="instead of a suite, as 32x64x56x56; may be repeated"
     )
-    what.add_argument("--dtype", action="append", choices=list(FLOATS), help="may be repeated")
-    what.add_argument("--layout", action="append", choices=suites.LAYOUTS, help="may be repeated")
+    what.add_argument("--dtype", type=words.dtypes, action="extend", help=f"of {', '.join(FLOATS)}")
+    what.add_argument(
+        "--layout", type=words.layout, action="append", help=f"of {', '.join(suites.LAYOUTS)}"
+    )
     what.add_argument("--mask", help="wanted results as bits, as 100 for the input gradient")
     what.add_argument("--groups", type=int, help=f"of group norm ({suites.GROUPS})")
     what.add_argument("--normalized", type=int, help="how many last axes of layer norm (1)")
     who = parser.add_argument_group("who")
     who.add_argument(
-        "--backend", choices=[*backends.NAMES, "none"], help="default: the best; none: peers alone"
+        "--backend",
+        type=words.bench_backend,
+        help=f"one of {', '.join(backends.NAMES)}; default: the best; none: peers alone",
     )
     who.add_argument(
         "--peers", default="", help=f"whom else to measure, of {','.join(peers.NAMES)}"
@@ -78,8 +100,11 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, write; 1 if one of our results was wrong or could not be had."""
     if args.plot is not None:
         _check_plot(args.plot)
-    if args.source:
-        return _show(args)
+    return _show(args) if args.source else _measure(args)
+
+
+def _measure(args: argparse.Namespace) -> int:
+    """Row by row: what is there when it is stopped is shown and written."""
     reason = unusable("torch")
     if reason is not None:
         raise NormgradError(f"the data are made by torch: {reason}")
@@ -89,14 +114,17 @@ def run(args: argparse.Namespace) -> int:
     on_gpu = torch.cuda.is_available() if backend is None else backend == "cuda"
     device = "cuda:0" if on_gpu else "cpu"
     workloads = _workloads(args, backend, device)
+    terminal.note("measuring how fast memory is copied")
     session, record = _start(args, backend, device)
     for line in text.heading(record, len(workloads)):
-        print(line)
+        terminal.say(line)
     started = time.monotonic()
     names = [peer.name for peer in session.peers]
-    lines = terminal.Lines(text.header(backend is not None, names))
+    table = text.Table(backend is not None, names, verbose=args.verbose)
+    lines = terminal.Lines(table.columns)
     fault, stopped = None, False
-    for workload in terminal.progress(workloads, "measuring"):
+    for place, workload in enumerate(workloads, 1):
+        session.doing = functools.partial(_doing, f"{place} of {len(workloads)}", workload.name)
         if args.budget_seconds and time.monotonic() - started > args.budget_seconds:
             left = len(workloads) - len(record.rows)
             fault = f"{left} rows were not measured: --budget-seconds {args.budget_seconds:g}"
@@ -110,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
             fault, stopped = f"stopped by hand at {workload.name}", True
             break
         record.rows.append(row)
-        lines.add(text.cells(row, backend is not None, names))
+        _add(lines, table, row)
         if args.json:
             try:
                 _write_json(args.json, record)
@@ -118,16 +146,34 @@ def run(args: argparse.Namespace) -> int:
                 fault, stopped = f"stopped after {workload.name}: {error}", True
                 break
     if not stopped:
+        terminal.note("measuring how fast memory is copied, again")
         _copy_again(session, record)
-    lines.close()
-    for note in text.notes(record):
-        print(note)
+    _conclude(args, record)
     if fault:
-        print(fault)
+        terminal.say(fault)
     _write(args, record)
     bad = record.bad_rows
-    print(f"{len(record.rows)} rows, {len(bad)} of ours wrong or refused")
+    terminal.say(f"{len(record.rows)} rows, {len(bad)} of ours wrong or refused")
     return 1 if bad or not record.rows or stopped else 0
+
+
+def _doing(place: str, name: str, what: str) -> None:
+    terminal.note(f"row {place}: {what}: {name}")
+
+
+def _add(lines: terminal.Lines, table: text.Table, row: "Row") -> None:
+    title = table.title(row)
+    if title:
+        terminal.say(title)
+    lines.add(table.cells(row))
+
+
+def _conclude(args: argparse.Namespace, record: "Record") -> None:
+    if record.rows and not args.verbose:
+        for line in text.legend():
+            terminal.say(line)
+    for line in text.notes(record):
+        terminal.say(line)
 
 
 def _check_plot(path: Path) -> None:
@@ -147,7 +193,7 @@ def _copy_again(session: "Session", record: "Record") -> None:
     record.settings |= {"copy_gbps_before": record.copy_gbps, "copy_gbps_after": again}
     if again > record.copy_gbps:
         record.raise_copy(again)
-        print(f"copy after the last row: {again:.0f} GB/s, faster: it is the floor in all files")
+        terminal.say(f"copy after the last row: {again:.0f} GB/s, faster: files have it instead")
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -163,14 +209,12 @@ def _show(args: argparse.Namespace) -> int:
             raise OptionError(f"--{name.replace('_', '-')}", rule, value)
     record = read_json(args.source)
     for line in text.heading(record, len(record.rows)):
-        print(line)
-    ours = bool(record.our_rows)
-    lines = terminal.Lines(text.header(ours, record.peer_names))
+        terminal.say(line)
+    table = text.Table(bool(record.our_rows), record.peer_names, verbose=args.verbose)
+    lines = terminal.Lines(table.columns)
     for row in record.rows:
-        lines.add(text.cells(row, ours, record.peer_names))
-    lines.close()
-    for note in text.notes(record):
-        print(note)
+        _add(lines, table, row)
+    _conclude(args, record)
     _write(args, record)
     return 1 if record.bad_rows else 0
 
@@ -183,7 +227,7 @@ def _backend(name: str | None) -> str | None:
         return next(each for each in order if backends.get(each).unavailable() is None)
     reason = backends.get(name).unavailable()
     if reason is not None:
-        raise BackendError("a benchmark", {name: reason})
+        raise OptionError("--backend", "must be one that works here", f"{name} ({reason})")
     return name
 
 
@@ -196,7 +240,10 @@ def _workloads(args: argparse.Namespace, backend: str | None, device: str) -> li
         dtypes = args.dtype or ["float32"]
         layouts = args.layout or ["contiguous"]
         sizes = (args.groups, args.normalized, args.mask)
-        return suites.asked(Op(args.op), ",".join(args.shape), dtypes, layouts, *sizes)
+        ops = list(dict.fromkeys(args.op))
+        if len(ops) > 1:  # of a family those that have data of a size
+            ops = [op for op in ops if "variances" not in OPERATORS[op].takes]
+        return [one for op in ops for one in suites.asked(op, args.shape, dtypes, layouts, *sizes)]
     for name in ("groups", "normalized"):
         if getattr(args, name) is not None:
             rule = "must be left out without --shape: the rows of a suite have their own"
@@ -205,7 +252,7 @@ def _workloads(args: argparse.Namespace, backend: str | None, device: str) -> li
     found = [
         one
         for one in suites.suite(args.suite or default, device)
-        if (args.op is None or one.case.op == args.op)
+        if (args.op is None or one.case.op in args.op)
         and (args.dtype is None or one.dtype in args.dtype)
         and (args.layout is None or one.case.layout in args.layout)
     ]
@@ -286,4 +333,4 @@ def _write(args: argparse.Namespace, record: "Record") -> None:
             html.save(record, args.html)
         written.append(args.html)
     for path in written:
-        print(f"wrote {path}")
+        terminal.say(f"wrote {path}")

@@ -1,9 +1,15 @@
 """``normgrad build-capi``: the C libraries, built for the interpreter that runs this."""
 
 import argparse
+from typing import Final
 
 from normgrad.capi import build
 from normgrad.cli import rules
+
+EXAMPLES: Final = (
+    "normgrad build-capi",
+    "normgrad build-capi --prefix ~/normgrad-capi",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,15 @@
 """``normgrad capi-flags``: what a compiler needs to know about the C libraries."""
 
 import argparse
+from typing import Final
 
 from normgrad.capi import build, packages
 from normgrad.cli import rules
+
+EXAMPLES: Final = (
+    "g++ -std=c++11 program.cpp $(normgrad capi-flags) -o program",
+    "normgrad capi-flags --libs --aclnn",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

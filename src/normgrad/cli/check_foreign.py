@@ -1,16 +1,23 @@
 """``normgrad check --impl`` and ``--lib``: others under the same judge, with the same cases."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from normgrad import verify
-from normgrad.backends.base import unusable
-from normgrad.cli import check_report, terminal
-from normgrad.errors import OptionError
+from normgrad.backends.base import missing, unusable
+from normgrad.cli import words
+from normgrad.core.errors import NormgradError, OptionError
+from normgrad.core.spec import Op
 from normgrad.verify import foreign, isolate
 from normgrad.verify.foreign import Outcome
+
+if TYPE_CHECKING:
+    from normgrad.cli.check_report import Report
+
+Jobs = list[tuple[verify.Case, str]]
 
 # Peers of the benchmark that --impl knows by name.
 _PEERS: Final = ("torch", "liger", "flaggems")
@@ -27,10 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     others.add_argument("--lib", metavar="FILE", type=Path, help="libinfiniop.so or libopapi_nn.so")
     others.add_argument(
         "--arrays",
-        choices=("numpy", "torch", "torch:cuda"),
-        help="what --impl functions take (numpy)",
+        type=words.one_of(("numpy", "torch", "torch:cuda"), {"torch:cuda": ("torchgpu", "cuda")}),
+        help="what --impl functions take: numpy (default), torch or torch:cuda",
     )
     others.add_argument("--repeats", type=int, help="runs of --impl that must agree in bits (3)")
+    others.add_argument(
+        "--budget",
+        type=float,
+        metavar="FACTOR",
+        help="how many times the error bound is still right for --impl (1)",
+    )
 
 
 def asked(args: argparse.Namespace) -> bool:
@@ -38,7 +51,7 @@ def asked(args: argparse.Namespace) -> bool:
     foreign_code = args.impl is not None or args.lib is not None
     if foreign_code and args.backend is not None:
         raise OptionError("--backend", "must be left out with --impl and --lib", args.backend)
-    for name in ("arrays", "repeats"):
+    for name in ("arrays", "repeats", "budget"):
         value = getattr(args, name)
         if value is not None and args.impl is None:
             raise OptionError(f"--{name}", "must be left out without --impl", value)
@@ -48,32 +61,61 @@ def asked(args: argparse.Namespace) -> bool:
     return foreign_code
 
 
-def run(args: argparse.Namespace) -> int:
+def cases_of(ops: Sequence[Op] | None, *, plain: bool = False) -> list[verify.Case]:
+    """The cases of some operators, or all, with fused forms or without."""
+    found = [case for op in dict.fromkeys(ops or Op) for case in verify.select(op)]
+    return [case for case in found if not (plain and case.fused)]
+
+
+def run(args: argparse.Namespace, report: "Report") -> int:
     """Examine, print, write; 1 if anything fails or nothing could run."""
     if args.impl is not None and args.lib is not None:
         raise OptionError("--impl and --lib", "must not be given together", args.impl)
-    outcomes = list(_library(args) if args.lib else _functions(args))
-    return check_report.finish(args, outcomes)
+    if args.lib:
+        from normgrad.verify import clib
 
-
-def _functions(args: argparse.Namespace) -> Iterable[Outcome]:
+        blanks = clib.blanks(args.lib, args.op, args.dtype)
+        recipe = (args.lib, args.op, args.dtype, args.seed)
+        report.take(str(args.lib), isolate.run(clib.worker, recipe, blanks), len(blanks))
+        return report.finish()
     # Made here too: a name that leads nowhere is said before a process starts.
     arrays = args.arrays or "numpy"
     _check_arrays(arrays)
     implementation = _implementation(args.impl, args.op, arrays)
     offered = getattr(implementation, "functions", None)
-    dtypes = [args.dtype] if args.dtype else list(verify.DTYPES)
     jobs = [
         (case, dtype)
-        for case in verify.select(args.op)
-        for dtype in dtypes
+        for case in cases_of(args.op, plain=args.plain)
+        for dtype in args.dtype or verify.DTYPES
         if offered is None or case.op in offered
     ]
     blanks = [foreign.blank_outcome(case, dtype, args.impl) for case, dtype in jobs]
-    recipe = (args.impl, args.op, arrays, jobs, args.seed, args.repeats or 3)
-    yield from terminal.progress(
-        isolate.run(_worker, recipe, blanks), "checking", total=len(blanks)
-    )
+    how = (args.seed, args.repeats or 3, args.budget or 1.0)
+    outcomes = isolate.run(_worker, (args.impl, args.op, arrays, jobs, *how), blanks)
+    report.take(args.impl, outcomes, len(blanks))
+    return report.finish()
+
+
+def beside_torch(
+    outcomes: Sequence[Outcome], asked: Sequence[Outcome], seed: int
+) -> Iterator[Outcome]:
+    """The same; those that are asked for with the error of torch's own operator."""
+    cases = {(case.op.value, case.id): case for case in verify.CASES}
+    keys = dict.fromkeys((one.op, one.case, one.dtype) for one in asked)
+    jobs = [(cases[op, case], dtype) for op, case, dtype in keys if (op, case) in cases]
+    blanks = [foreign.blank_outcome(case, dtype, "torch") for case, dtype in jobs]
+    found: dict[tuple[str, str, str], float] = {}
+    if blanks and missing("torch") is None:
+        recipe = ("torch", None, "torch", jobs, seed, 1, 1.0)
+        try:
+            for one in isolate.run(_worker, recipe, blanks):
+                if one.verdict == "PASS" or 0 < one.share < float("inf"):
+                    found[one.op, one.case, one.dtype] = one.share
+        except NormgradError:  # torch cannot be imported: there is nothing to show
+            found = {}
+    for one in outcomes:
+        share = found.get((one.op, one.case, one.dtype))
+        yield one if share is None else replace(one, torch_share=share)
 
 
 def _check_arrays(arrays: str) -> None:
@@ -94,32 +136,29 @@ def _need_torch(option: str, value: str) -> None:
         raise OptionError(option, "needs torch", f"{value} ({reason})")
 
 
-def _implementation(target: str, op: str | None, arrays: str) -> foreign.Implementation:
+def _implementation(target: str, ops: Sequence[Op] | None, arrays: str) -> foreign.Implementation:
     if target in _PEERS:
         _need_torch("--impl", target)
         from normgrad.bench.peer_check import PeerImplementation
 
         return PeerImplementation(target)
-    return foreign.load(target, op, arrays)
+    try:
+        return foreign.load(target, ops, arrays)
+    except OptionError as error:
+        end = words.suggestion(target, _PEERS)
+        if not end or not isinstance(error.__cause__, ModuleNotFoundError):
+            raise
+        raise OptionError(error.role, error.rule, f"{target!r}{end}") from error
 
 
 def _worker(
     target: str,
-    op: str | None,
+    ops: Sequence[Op] | None,
     arrays: str,
-    jobs: list[tuple[verify.Case, str]],
+    jobs: Jobs,
     seed: int,
     repeats: int,
+    allowance: float,
 ) -> Callable[[int], Outcome]:
-    implementation = _implementation(target, op, arrays)
-    return lambda job: foreign.examine(implementation, *jobs[job], seed, repeats)
-
-
-def _library(args: argparse.Namespace) -> Iterable[Outcome]:
-    from normgrad.verify import clib
-
-    blanks = clib.blanks(args.lib, args.op, args.dtype)
-    recipe = (args.lib, args.op, args.dtype, args.seed)
-    yield from terminal.progress(
-        isolate.run(clib.worker, recipe, blanks), "checking", total=len(blanks)
-    )
+    implementation = _implementation(target, ops, arrays)
+    return lambda job: foreign.examine(implementation, *jobs[job], seed, repeats, allowance)

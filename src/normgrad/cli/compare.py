@@ -3,10 +3,16 @@
 import argparse
 from collections import Counter
 from pathlib import Path
+from typing import Final
 
 from normgrad.bench.compare import BAD, Change, compare
 from normgrad.bench.record import read_json
 from normgrad.cli import terminal
+
+EXAMPLES: Final = (
+    "normgrad compare before.json after.json",
+    "normgrad compare before.json after.json --threshold 0.1 --all",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold", type=float, default=0.05, help="relative change that counts (0.05)"
     )
     parser.add_argument(
-        "--relative", action="store_true", help="compare shares of the floor: other machine, or day"
+        "--relative",
+        action="store_true",
+        help="compare shares of the memory's speed: other machine, or day",
     )
     parser.add_argument("--all", action="store_true", help="print rows that did not change, too")
 
@@ -30,10 +38,12 @@ def run(args: argparse.Namespace) -> int:
     if shown:
         header = ("row", "before ms", "after ms", "after/before", "verdict")
         terminal.table("normgrad compare", header, [_cells(change) for change in shown])
-    print(f"copy: {before.copy_gbps:.0f} GB/s before, {after.copy_gbps:.0f} GB/s after")
+    terminal.say(f"copy: {before.copy_gbps:.0f} GB/s before, {after.copy_gbps:.0f} GB/s after")
     counts = Counter(change.verdict for change in changes)
     listed = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    print(listed or "nothing to compare: neither run has a row of ours (peers are not compared)")
+    terminal.say(
+        listed or "nothing to compare: neither run has a row of ours (peers are not compared)"
+    )
     return 1 if any(change.verdict in BAD for change in changes) or not changes else 0
 
 

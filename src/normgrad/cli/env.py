@@ -4,10 +4,11 @@ import argparse
 import importlib.metadata
 import platform
 from pathlib import Path
+from typing import Final
 
 from normgrad import __version__, backends
 from normgrad.backends.base import unusable
-from normgrad.cores import cores
+from normgrad.core.cpu_count import cores
 
 _PACKAGES = (
     "numpy",
@@ -18,7 +19,6 @@ _PACKAGES = (
     "triton",
     "cffi",
     "matplotlib",
-    "rich",
     "jax",
     "cupy",
     "liger-kernel",
@@ -34,6 +34,12 @@ _FEATURES = (
     "avx512_fp16",
     "asimd",
     "sve",
+)
+
+
+EXAMPLES: Final = (
+    "normgrad env",
+    "normgrad env | grep -A3 backends:",
 )
 
 

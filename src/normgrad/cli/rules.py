@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from normgrad.errors import OptionError
+from normgrad.core.errors import OptionError
 
 # From, to. Seeds: torch's is of 64 bits, and half of them tell the rows apart. Seconds: the
 # clock that interrupts a contender counts no further.
@@ -20,9 +20,11 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "peer_seconds": (0, 10**9),
     "budget_seconds": (0, 10**9),
     "threshold": (0, math.inf),
+    "budget": (0, math.inf),
 }
 # What arguments of the library are called on a command line: errors name what was typed.
 OPTIONS: Final = {
+    "op": "--op",
     "shape": "--shape",
     "x": "--shape",
     "dy": "--shape",

@@ -1,87 +1,100 @@
-"""Tables and progress: rich on a terminal, plain text in a pipe or where rich is absent."""
+"""What a verb prints: plain text in a pipe; on a terminal also colours and a line of progress.
 
+The line of progress is rewritten in place, without escape sequences. ``NO_COLOR`` and a terminal
+that calls itself dumb get no colours.
+"""
+
+import os
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+import time
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import Final, TypeVar
+
+from normgrad.core.errors import printable
 
 T = TypeVar("T")
 
+_COLOURS: Final = {"PASS": "32", "FAIL": "1;31", "WRONG": "1;31", "right": "32", "wrong": "1;31"}
+# A line of progress is written no more often than this, in seconds.
+_PAUSE = 0.1
 
-def _rich() -> bool:
-    if not sys.stdout.isatty():
-        return False
-    try:
-        import rich  # noqa: F401
-    except ImportError:
-        return False
-    return True
+_noted = 0  # letters of the line of progress that is shown
+
+
+def live() -> bool:
+    """Whether a person watches."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def width() -> int:
+    """Columns of the terminal; 80 in a pipe."""
+    return shutil.get_terminal_size().columns if live() else 80
+
+
+def say(text: str = "") -> None:
+    """A line. Control characters, as a record may have, are shown and not obeyed."""
+    note("")
+    print(printable(text), flush=True)
+
+
+def note(text: str) -> None:
+    """What is being done now, on a terminal: the next line takes its place."""
+    global _noted  # noqa: PLW0603
+    if not live() or not (text or _noted):
+        return
+    shown = printable(text)[: width() - 1]
+    sys.stdout.write("\r" + shown.ljust(_noted) + ("" if shown else "\r"))
+    sys.stdout.flush()
+    _noted = len(shown)
 
 
 def progress(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-    """The items, with a bar on a terminal; ``total`` where they have no length."""
-    if not _rich():
-        yield from items
-        return
-    from rich.progress import track
+    """The items, with a line of progress; ``total`` where they have no length."""
+    count = len(items) if isinstance(items, Sized) else total
+    last = 0.0
+    try:
+        for place, item in enumerate(items):
+            if time.monotonic() - last > _PAUSE:
+                note(f"{label} {place} of {count}" if count else f"{label} {place}")
+                last = time.monotonic()
+            yield item
+    finally:
+        note("")
 
-    yield from track(items, description=label, total=total, transient=True)
+
+def coloured(word: str, padded: str | None = None) -> str:
+    """A word such as PASS or FAIL in its colour, where colours are wanted."""
+    code = _COLOURS.get(word)
+    text = word if padded is None else padded
+    if code is None or not live() or os.environ.get("NO_COLOR"):
+        return text
+    return text.replace(word, f"\x1b[{code}m{word}\x1b[0m", 1)
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under a header; a cell of PASS or FAIL has its colour on a terminal."""
-    listed = [[str(cell) for cell in row] for row in rows]
+    listed = [[printable(str(cell)) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(header, *listed, strict=True)]
-    if _rich() and _rich_table(title, header, listed, widths):
-        return
     if title:
-        print(title)
-    for row in [list(header), *listed]:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+        say(title)
+    lines = Lines(list(zip(header, widths, strict=True)))
+    for row in listed:
+        lines.add(row)
 
 
 class Lines:
-    """A table that grows: line by line in a pipe, at the end on a terminal with its bar."""
+    """A table that grows line by line, under columns of given widths."""
 
     def __init__(self, columns: Sequence[tuple[str, int]]) -> None:
-        self.columns = columns
-        self.rows: list[list[str]] = []
-        self.header = [name for name, _ in columns]
-        if not _rich():
-            self._print(self.header)
+        self.widths = [max(len(name), least) for name, least in columns]
+        self.add([name for name, _ in columns])
 
     def add(self, cells: Sequence[str]) -> None:
         """One more row."""
-        self.rows.append(list(cells))
-        if not _rich():
-            self._print(cells)
-
-    def close(self) -> None:
-        """Nothing more comes."""
-        if _rich() and self.rows:
-            table("", self.header, self.rows)
-
-    def _print(self, cells: Sequence[str]) -> None:
-        padded = (cell.ljust(width) for cell, (_, width) in zip(cells, self.columns, strict=True))
+        note("")
+        clean = [printable(cell) for cell in cells]
+        padded = (
+            coloured(cell, cell.ljust(wide)) for cell, wide in zip(clean, self.widths, strict=True)
+        )
         print("  ".join(padded).rstrip(), flush=True)
-
-
-def _rich_table(
-    title: str, header: Sequence[str], rows: list[list[str]], widths: list[int]
-) -> bool:
-    """Print it, or say that the terminal is too narrow: rich would cut names to `ba...`."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    if sum(widths) + 3 * len(widths) + 1 > console.width:  # a bar and two spaces for each column
-        return False
-    shown = Table(title=title, title_justify="left")
-    for name in header:
-        shown.add_column(name)
-    colours = {"PASS": "[green]PASS[/green]", "FAIL": "[bold red]FAIL[/bold red]"}
-    colours["WRONG"] = "[bold red]WRONG[/bold red]"
-    for row in rows:
-        shown.add_row(*(colours.get(cell, cell) for cell in row))
-    console.print(shown)
-    return True

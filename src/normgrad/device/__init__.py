@@ -1,23 +1,44 @@
 """Device memory with owners, streams and launches: what the aclnn and infiniop interfaces share."""
 
 import os
-from typing import Protocol
+from typing import Any, Protocol
 
-from normgrad.spec import TensorSpec
+from normgrad.core.spec import TensorSpec
 
 __all__ = [
     "HOST_SOURCE",
     "HOST_TARGET",
+    "Event",
     "Memory",
     "default_device",
     "first_gpu",
     "gpu_count",
     "memory_of",
+    "no_room",
 ]
 
 # Kinds of copies from, and to, host memory. Both interfaces number them alike: from host to host,
 # to device, then from device to host, to device.
 HOST_SOURCE, HOST_TARGET = (0, 1), (0, 2)
+
+
+class Event(Protocol):
+    """A point in the order of a stream's work, and the time when it was reached."""
+
+    def record(self, stream: int) -> None:
+        """Be what the stream has reached when all its work so far is done."""
+
+    def finished(self) -> bool:
+        """Whether that point was reached; without waiting."""
+
+    def wait(self) -> None:
+        """Wait until it is."""
+
+    def hold(self, stream: int) -> None:
+        """Let another stream's coming work wait for it."""
+
+    def milliseconds_since(self, start: Any) -> float:
+        """How long after another event of this device it was reached; both were."""
 
 
 class Memory(Protocol):
@@ -47,8 +68,22 @@ class Memory(Protocol):
     def new_stream(self) -> tuple[object, int]:
         """A stream: what owns it, and its number."""
 
+    def new_event(self) -> Event:
+        """An event that no stream has recorded yet."""
+
+    def room(self) -> tuple[int, int]:
+        """Bytes that are free, and all that there are."""
+
     def synchronize(self, stream: int | None) -> None:
         """Wait for one stream, or for the whole device."""
+
+    def finished(self, stream: int) -> bool:
+        """Whether a stream has nothing left to do; without waiting."""
+
+
+def no_room(nbytes: int, device: str) -> MemoryError:
+    """The error for memory that cannot be had, in our own words."""
+    return MemoryError(f"{nbytes} bytes cannot be had on {device}")
 
 
 def default_device() -> str:

@@ -6,10 +6,38 @@ from typing import Any
 import numpy as np
 import torch
 
-from normgrad import hostmem
-from normgrad.device import HOST_SOURCE, HOST_TARGET
-from normgrad.dtypes import ITEMSIZE
-from normgrad.spec import TensorSpec, device_index
+from normgrad.arrays import host_memory
+from normgrad.core.dtypes import ITEMSIZE
+from normgrad.core.spec import TensorSpec, device_index
+from normgrad.device import HOST_SOURCE, HOST_TARGET, no_room
+
+
+class CudaEvent:
+    """torch's, with its time."""
+
+    def __init__(self, memory: "CudaMemory") -> None:
+        self._memory = memory
+        self.event = torch.cuda.Event(enable_timing=True)
+
+    def record(self, stream: int) -> None:
+        """On the stream."""
+        self.event.record(self._memory.stream(stream))
+
+    def finished(self) -> bool:
+        """Asked of the event."""
+        return bool(self.event.query())
+
+    def wait(self) -> None:
+        """The host waits."""
+        self.event.synchronize()
+
+    def hold(self, stream: int) -> None:
+        """The stream waits, the host does not."""
+        self._memory.stream(stream).wait_event(self.event)
+
+    def milliseconds_since(self, start: "CudaEvent") -> float:
+        """By the GPU's clock."""
+        return float(start.event.elapsed_time(self.event))
 
 
 class CudaMemory:
@@ -28,19 +56,19 @@ class CudaMemory:
         try:
             memory = torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self.device)
         except (torch.OutOfMemoryError, TypeError) as error:  # or more bytes than torch counts
-            raise MemoryError(str(error)) from error
+            raise no_room(nbytes, self.device) from error
         return memory, memory.data_ptr()
 
     def copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
         """Copy on the stream; host memory is never pinned, so such a copy waits by itself."""
         to = _host(target, nbytes) if kind in HOST_TARGET else self._bytes(target, nbytes)
         by = _host(source, nbytes) if kind in HOST_SOURCE else self._bytes(source, nbytes)
-        with torch.cuda.device(self._index), torch.cuda.stream(self._stream(stream)):
+        with torch.cuda.device(self._index), torch.cuda.stream(self.stream(stream)):
             to.copy_(by)
 
     def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
         """Fill on the stream."""
-        with torch.cuda.device(self._index), torch.cuda.stream(self._stream(stream)):
+        with torch.cuda.device(self._index), torch.cuda.stream(self.stream(stream)):
             self._bytes(target, nbytes).fill_(value & 0xFF)
 
     def copy_view(
@@ -53,7 +81,7 @@ class CudaMemory:
     ) -> None:
         """As torch tensors. torch has no negative strides: such axes are read backwards."""
         backwards = [axis for axis, step in enumerate(target_tensor.strides) if step < 0]
-        with torch.cuda.device(self._index), torch.cuda.stream(self._stream(stream)):
+        with torch.cuda.device(self._index), torch.cuda.stream(self.stream(stream)):
             by = self._tensor(source, source_tensor)
             self._tensor(target, target_tensor).copy_(by.flip(backwards) if backwards else by)
 
@@ -62,14 +90,28 @@ class CudaMemory:
         stream = torch.cuda.Stream(device=self._index)
         return stream, int(stream.cuda_stream)
 
+    def new_event(self) -> CudaEvent:
+        """One that no stream has recorded yet."""
+        return CudaEvent(self)
+
+    def room(self) -> tuple[int, int]:
+        """What the driver says."""
+        free, total = torch.cuda.mem_get_info(self._index)
+        return int(free), int(total)
+
     def synchronize(self, stream: int | None) -> None:
         """Wait for one stream (0 is the default stream), or for the device."""
         if stream is None:
             torch.cuda.synchronize(self._index)
         else:
-            self._stream(stream).synchronize()
+            self.stream(stream).synchronize()
 
-    def _stream(self, stream: int) -> Any:
+    def finished(self, stream: int) -> bool:
+        """Asked of the stream."""
+        return bool(self.stream(stream).query())
+
+    def stream(self, stream: int) -> Any:
+        """Torch's object for a stream's number; 0 is the default stream."""
         if stream == 0:
             return torch.cuda.default_stream(self._index)
         return torch.cuda.ExternalStream(stream, device=self._index)
@@ -80,7 +122,7 @@ class CudaMemory:
     def _tensor(self, address: int, tensor: TensorSpec) -> Any:
         """The bits of a tensor as integers, so that every type travels alike."""
         itemsize = ITEMSIZE[tensor.dtype]
-        low, _ = hostmem.byte_range(tensor)
+        low, _ = host_memory.byte_range(tensor)
         strides = tuple(abs(step) * itemsize for step in tensor.strides)
         return self._from_interface(address + low, tensor.shape, strides, f"<i{itemsize}")
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
-from normgrad.arrays import View
+from normgrad.arrays.host_memory import ALIGNMENT, aligned
+from normgrad.arrays.kinds import View
+from normgrad.arrays.overlap import check_updates, detour, may_replace, needs_bounce
+from normgrad.core.dtypes import ITEMSIZE
+from normgrad.core.plan import Plan
+from normgrad.core.spec import SLOT, TensorSpec
 from normgrad.device import Memory
 from normgrad.device.failures import fail
-from normgrad.dtypes import ITEMSIZE
-from normgrad.hostmem import ALIGNMENT, aligned
-from normgrad.overlap import detour, may_replace, needs_bounce
-from normgrad.plan import Plan
-from normgrad.spec import SLOT, TensorSpec
 
 _ADDRESSES: Final = 2**63  # kernels count them in int64; no program has one beyond
 
@@ -59,6 +59,29 @@ class Move(NamedTuple):
     target: TensorSpec
 
 
+class Bound(Protocol):
+    """What a run needs but scratch memory and a stream: of one plan, or of several in a row."""
+
+    @property
+    def addresses(self) -> tuple[int | None, ...]:
+        """The first elements, in the order of ``ROLES``."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """How much scratch memory a run needs."""
+
+    @property
+    def moves(self) -> Sequence[object]:
+        """What is done besides the plan's own work; C runs what has none."""
+
+    def at(self, addresses: tuple[int | None, ...]) -> "Bound":
+        """The same over other memory."""
+        ...
+
+    def run(self, memory: Memory, workspace: int | None, stream: int) -> None:
+        """Compute. ``workspace`` has ``workspace_bytes`` at any address."""
+
+
 class Launch(NamedTuple):
     """Everything a run needs but scratch memory and a stream."""
 
@@ -66,6 +89,10 @@ class Launch(NamedTuple):
     addresses: tuple[int | None, ...]
     workspace_bytes: int
     moves: tuple[Move, ...]
+
+    def at(self, addresses: tuple[int | None, ...]) -> "Launch":
+        """The same over other memory."""
+        return self._replace(addresses=addresses)
 
     def run(self, memory: Memory, workspace: int | None, stream: int) -> None:
         """Compute. ``workspace`` has ``workspace_bytes`` at any address."""
@@ -97,7 +124,7 @@ class Arrangement:
         # Pairs of slots that must not meet, and whether the very same view may.
         self.meetings = _meetings(plan)
 
-    def bind(self, spans: Sequence[Placed | None]) -> Launch:
+    def bind(self, spans: Sequence[Placed | None]) -> Bound:
         """The launch over this memory; ``spans`` are in the order of ``ROLES``.
 
         Raises OverlapError where two results lie over each other.
@@ -122,14 +149,17 @@ def _padded(nbytes: int) -> int:
 
 
 def _meetings(plan: Plan) -> tuple[tuple[int, int, bool], ...]:
-    """Pairs (result, other tensor) that may not meet; True where dx may be the very same view."""
+    """Pairs (what is written, another tensor) that may not meet; True where the same view may."""
     spec = plan.spec
     pairs = []
     for index, role in enumerate(spec.wanted):
         others = (*spec.wanted[:index], *spec.operands)
         for other in others:
-            alike = may_replace(role, other) and spec.tensor(other) == spec.dx
+            alike = may_replace(role, other) and spec.tensor(other) == spec.tensor(role)
             pairs.append((SLOT[role], SLOT[other], alike))
+    for index, role in enumerate(spec.updated):
+        apart = (*spec.updated[:index], *(one for one in spec.operands if one not in spec.updated))
+        pairs += [(SLOT[role], SLOT[other], False) for other in apart]
     return tuple(pairs)
 
 
@@ -142,6 +172,8 @@ def _detoured(plan: Plan, addresses: tuple[int | None, ...], names: Mapping[str,
             for role in roles
         }
 
+    if spec.updated:
+        check_updates(spec.updated, views(spec.operands), views(spec.wanted), names)
     bounced = needs_bounce(views(spec.wanted), views(spec.operands), names)
     if not bounced:  # the ranges meet, the elements do not
         return Launch(plan, addresses, _padded(plan.workspace_bytes), ())

@@ -40,6 +40,21 @@ class infiniDtype_t(IntEnum):
     INFINI_DTYPE_BF16 = 19
 
 
+class infinirtEventStatus_t(IntEnum):
+    """How far an event is."""
+
+    INFINIRT_EVENT_COMPLETE = 0
+    INFINIRT_EVENT_NOT_READY = 1
+
+
+class infinirtEventFlags_t(IntEnum):
+    """What an event is not needed for; without influence here."""
+
+    INFINIRT_EVENT_DEFAULT = 0
+    INFINIRT_EVENT_DISABLE_TIMING = 1
+    INFINIRT_EVENT_BLOCKING_SYNC = 2
+
+
 class infinirtMemcpyKind_t(IntEnum):
     """From which memory to which."""
 
@@ -68,6 +83,7 @@ INFINI_STATUS_BAD_TENSOR_STRIDES: Final = infiniStatus_t.INFINI_STATUS_BAD_TENSO
 INFINI_STATUS_INSUFFICIENT_WORKSPACE: Final = infiniStatus_t.INFINI_STATUS_INSUFFICIENT_WORKSPACE
 INFINI_DEVICE_CPU: Final = infiniDevice_t.INFINI_DEVICE_CPU
 INFINI_DEVICE_NVIDIA: Final = infiniDevice_t.INFINI_DEVICE_NVIDIA
+INFINI_DEVICE_TYPE_COUNT: Final = 9  # kinds that have a number; two of them are ours
 INFINI_DTYPE_I32: Final = infiniDtype_t.INFINI_DTYPE_I32
 INFINI_DTYPE_I64: Final = infiniDtype_t.INFINI_DTYPE_I64
 INFINI_DTYPE_F16: Final = infiniDtype_t.INFINI_DTYPE_F16
@@ -78,3 +94,8 @@ INFINIRT_MEMCPY_H2H: Final = infinirtMemcpyKind_t.INFINIRT_MEMCPY_H2H
 INFINIRT_MEMCPY_H2D: Final = infinirtMemcpyKind_t.INFINIRT_MEMCPY_H2D
 INFINIRT_MEMCPY_D2H: Final = infinirtMemcpyKind_t.INFINIRT_MEMCPY_D2H
 INFINIRT_MEMCPY_D2D: Final = infinirtMemcpyKind_t.INFINIRT_MEMCPY_D2D
+INFINIRT_EVENT_COMPLETE: Final = infinirtEventStatus_t.INFINIRT_EVENT_COMPLETE
+INFINIRT_EVENT_NOT_READY: Final = infinirtEventStatus_t.INFINIRT_EVENT_NOT_READY
+INFINIRT_EVENT_DEFAULT: Final = infinirtEventFlags_t.INFINIRT_EVENT_DEFAULT
+INFINIRT_EVENT_DISABLE_TIMING: Final = infinirtEventFlags_t.INFINIRT_EVENT_DISABLE_TIMING
+INFINIRT_EVENT_BLOCKING_SYNC: Final = infinirtEventFlags_t.INFINIRT_EVENT_BLOCKING_SYNC

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+from normgrad.core.spec import TensorSpec, row_major
 from normgrad.device.failures import alive, integers, is_null, whole
 from normgrad.infiniop.constants import infiniDtype_t
 from normgrad.infiniop.runtime import current_device
@@ -15,7 +16,6 @@ from normgrad.infiniop.status import (
     reports,
     status_only,
 )
-from normgrad.spec import TensorSpec, row_major
 
 DTYPE_NAMES: Final[dict[int, str]] = {
     infiniDtype_t.INFINI_DTYPE_I32: "int32",
@@ -63,13 +63,34 @@ def _no_tensor(status: Status) -> TensorAnswer:
 
 @reports(_no_handle)
 def infiniopCreateHandle() -> HandleAnswer:
-    """Status, and a handle of the calling thread's device."""
+    """A handle of the calling thread's device.
+
+    Returns:
+        0 and an ``infiniopHandle_t``.
+
+    Example:
+        >>> status, handle = infiniop.infiniopCreateHandle()
+        >>> handle.device, handle.device_id
+        (0, 0)
+    """
     return SUCCESS, infiniopHandle_t(*current_device())
 
 
 @status_only
 def infiniopDestroyHandle(handle: infiniopHandle_t | None) -> Status:
-    """End a handle. Null is success."""
+    """End a handle.
+
+    Args:
+        handle: Of ``infiniopCreateHandle``; null is success.
+
+    Returns:
+        0; 3 for one that was destroyed before.
+
+    Example:
+        >>> status, handle = infiniop.infiniopCreateHandle()
+        >>> [int(infiniop.infiniopDestroyHandle(handle)) for _ in range(2)]
+        [0, 3]
+    """
     return destroy(handle, "handle", infiniopHandle_t)
 
 
@@ -77,7 +98,22 @@ def infiniopDestroyHandle(handle: infiniopHandle_t | None) -> Status:
 def infiniopCreateTensorDescriptor(
     ndim: int, shape: Sequence[int] | None, strides: Sequence[int] | None, dtype: int
 ) -> TensorAnswer:
-    """Status, and a descriptor; null strides mean contiguous."""
+    """What a tensor is like: sizes, strides, type; all of it is copied.
+
+    Args:
+        ndim: How many sizes there are, 0 to 4096.
+        shape: The sizes.
+        strides: In elements, may be negative; null for contiguous.
+        dtype: A value of ``infiniDtype_t``; operators refuse those that they do not take.
+
+    Returns:
+        0 and a descriptor; 3 and None for an argument that cannot be used, 4 for null sizes.
+
+    Example:
+        >>> f32 = infiniop.INFINI_DTYPE_F32
+        >>> infiniop.infiniopCreateTensorDescriptor(2, (2, 3), None, f32)[1].tensor
+        TensorSpec(shape=(2, 3), strides=(3, 1), dtype='float32')
+    """
     sizes = _integers("shape", shape, ndim)
     if any(size < 0 for size in sizes):
         fail(BAD_PARAM, f"shape must not be negative, got {sizes}")
@@ -89,7 +125,18 @@ def infiniopCreateTensorDescriptor(
 
 @status_only
 def infiniopDestroyTensorDescriptor(desc: infiniopTensorDescriptor_t | None) -> Status:
-    """End a descriptor. Null is success."""
+    """End a descriptor.
+
+    Args:
+        desc: Of ``infiniopCreateTensorDescriptor``; null is success.
+
+    Returns:
+        0; 3 for one that was destroyed before.
+
+    Example:
+        >>> int(infiniop.infiniopDestroyTensorDescriptor(None))
+        0
+    """
     return destroy(desc, "desc", infiniopTensorDescriptor_t)
 
 

@@ -1,17 +1,18 @@
-"""The infinirt subset: devices, streams, memory."""
+"""The infinirt subset: devices and streams."""
 
 import threading
 from typing import Any
 
 from normgrad import device
-from normgrad.device import HOST_SOURCE, HOST_TARGET, memory
-from normgrad.device.failures import INTEGERS, byte_count, described, is_null, one_of, whole
-from normgrad.device.memory import OwnershipError
-from normgrad.infiniop.constants import INFINI_DEVICE_CPU, infiniDevice_t, infinirtMemcpyKind_t
+from normgrad.device.failures import INTEGERS, described, is_null
+from normgrad.infiniop.constants import (
+    INFINI_DEVICE_CPU,
+    INFINI_DEVICE_TYPE_COUNT,
+    infiniDevice_t,
+)
 from normgrad.infiniop.status import (
     BAD_PARAM,
     NO_DEVICE,
-    NULL_POINTER,
     SUCCESS,
     UNSUPPORTED_DEVICE,
     Status,
@@ -41,6 +42,7 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 DeviceAnswer = tuple[Status, int | None, int | None]
 NumberAnswer = tuple[Status, int]
+CountsAnswer = tuple[Status, tuple[int, ...]]
 StreamAnswer = tuple[Status, infinirtStream_t | None]
 
 
@@ -52,13 +54,25 @@ def _no_number(status: Status) -> NumberAnswer:
     return status, 0
 
 
+def _no_counts(status: Status) -> CountsAnswer:
+    return status, ()
+
+
 def _no_stream(status: Status) -> StreamAnswer:
     return status, None
 
 
 @status_only
 def infinirtInit() -> Status:
-    """Nothing needs to be set up; calling it again is fine."""
+    """Nothing needs to be set up; calling it again is fine.
+
+    Returns:
+        0.
+
+    Example:
+        >>> int(infiniop.infinirtInit())
+        0
+    """
     return SUCCESS
 
 
@@ -71,7 +85,19 @@ def device_count(kind: int) -> int:
 
 @status_only
 def infinirtSetDevice(device: int, device_id: int) -> Status:
-    """Make a device the calling thread's."""
+    """Make a device the calling thread's; CPU 0 is at first.
+
+    Args:
+        device: ``INFINI_DEVICE_CPU`` or ``INFINI_DEVICE_NVIDIA``.
+        device_id: From 0.
+
+    Returns:
+        0; 5 for another kind, 6 where there is no device of that number.
+
+    Example:
+        >>> int(infiniop.infinirtSetDevice(infiniop.INFINI_DEVICE_CPU, 0))
+        0
+    """
     count = device_count(device)
     if not isinstance(device_id, INTEGERS) or not 0 <= device_id < count:
         name = infiniDevice_t(int(device)).name
@@ -83,33 +109,100 @@ def infinirtSetDevice(device: int, device_id: int) -> Status:
 
 @reports(_no_device)
 def infinirtGetDevice() -> DeviceAnswer:
-    """Status, and the calling thread's device: kind and number."""
+    """The calling thread's device.
+
+    Returns:
+        0, its kind and its number.
+
+    Example:
+        >>> status, kind, number = infiniop.infinirtGetDevice()
+        >>> kind, number
+        (<infiniDevice_t.INFINI_DEVICE_CPU: 0>, 0)
+    """
     return SUCCESS, infiniDevice_t(_THREAD.device), _THREAD.device_id
 
 
 @reports(_no_number)
 def infinirtGetDeviceCount(device: int) -> NumberAnswer:
-    """Status, and the number of devices of a kind."""
+    """How many devices of a kind there are; the host is one.
+
+    Args:
+        device: ``INFINI_DEVICE_CPU`` or ``INFINI_DEVICE_NVIDIA``.
+
+    Returns:
+        0 and the number; 5 and 0 for another kind.
+
+    Example:
+        >>> infiniop.infinirtGetDeviceCount(infiniop.INFINI_DEVICE_CPU)[1]
+        1
+    """
     return SUCCESS, device_count(device)
+
+
+@reports(_no_counts)
+def infinirtGetAllDeviceCount() -> CountsAnswer:
+    """How many devices of each kind there are.
+
+    Returns:
+        0 and ``INFINI_DEVICE_TYPE_COUNT`` numbers, by the kind's value; those of kinds that are
+        not ours are 0.
+
+    Example:
+        >>> status, counts = infiniop.infinirtGetAllDeviceCount()
+        >>> counts[infiniop.INFINI_DEVICE_CPU], len(counts)
+        (1, 9)
+    """
+    counts = [0] * INFINI_DEVICE_TYPE_COUNT
+    for kind in infiniDevice_t:
+        counts[kind] = device_count(kind)
+    return SUCCESS, tuple(counts)
 
 
 @status_only
 def infinirtDeviceSynchronize() -> Status:
-    """Wait for all work of the calling thread's device."""
+    """Wait for all work of the calling thread's device.
+
+    Returns:
+        0; 1 for a failure of the device.
+
+    Example:
+        >>> int(infiniop.infinirtDeviceSynchronize())
+        0
+    """
     current_memory().synchronize(None)
     return SUCCESS
 
 
 @reports(_no_stream)
 def infinirtStreamCreate() -> StreamAnswer:
-    """Status, and a new stream on the calling thread's device."""
+    """A new stream on the calling thread's device.
+
+    Returns:
+        0 and an ``infinirtStream_t``.
+
+    Example:
+        >>> status, stream = infiniop.infinirtStreamCreate()
+        >>> int(infiniop.infinirtStreamDestroy(stream))
+        0
+    """
     place = current_memory()
     return SUCCESS, infinirtStream_t(place.device, *place.new_stream())
 
 
 @status_only
 def infinirtStreamDestroy(stream: Any) -> Status:
-    """End a stream of ours, once its work is done. Null, the default stream, is success."""
+    """End a stream of ours, once its work is done.
+
+    Args:
+        stream: Of ``infinirtStreamCreate``; null, the default stream, is success.
+
+    Returns:
+        0; 3 for a destroyed stream or none of ours.
+
+    Example:
+        >>> int(infiniop.infinirtStreamDestroy(None))
+        0
+    """
     if is_null(stream):
         return SUCCESS
     number = stream_number(stream)
@@ -123,48 +216,24 @@ def infinirtStreamDestroy(stream: Any) -> Status:
 
 @status_only
 def infinirtStreamSynchronize(stream: Any) -> Status:
-    """Wait for a stream's work; null and others' streams are the calling thread's device's."""
+    """Wait for a stream's work.
+
+    Args:
+        stream: Of ``infinirtStreamCreate``; null and the address of a CUDA stream are the calling
+            thread's device's.
+
+    Returns:
+        0; 3 for a destroyed stream.
+
+    Example:
+        >>> int(infiniop.infinirtStreamSynchronize(None))
+        0
+    """
     number = stream_number(stream)
     ours = type(stream) is infinirtStream_t
     place = device.memory_of(stream.device) if ours else current_memory()
     place.synchronize(number)
     return SUCCESS
-
-
-@reports(_no_number)
-def infinirtMalloc(size: int) -> NumberAnswer:
-    """Status, and the address of new memory; 0 for no bytes."""
-    nbytes = byte_count(BAD_PARAM, "size", size)
-    if nbytes == 0:
-        return SUCCESS, 0
-    place = current_memory()
-    owner, address = place.allocate(nbytes)
-    memory.DEVICE.add(address, nbytes, owner, "infinirtMalloc", place.device)
-    return SUCCESS, address
-
-
-@status_only
-def infinirtFree(ptr: int | None) -> Status:
-    """Free memory, by the very pointer that infinirtMalloc gave. Null is success."""
-    if is_null(ptr):
-        return SUCCESS
-    try:
-        memory.DEVICE.release(whole(BAD_PARAM, "ptr", ptr), "infinirtFree")
-    except OwnershipError as fault:
-        fail(BAD_PARAM, f"ptr must be live device memory: {fault}")
-    return SUCCESS
-
-
-@status_only
-def infinirtMemcpy(dst: Any, src: Any, size: int, kind: int) -> Status:
-    """Copy bytes and wait; host sides may be addresses or buffers."""
-    return _copy(dst, src, size, kind, 0, wait=True)
-
-
-@status_only
-def infinirtMemcpyAsync(dst: Any, src: Any, size: int, kind: int, stream: Any) -> Status:
-    """Copy bytes in the order of a stream."""
-    return _copy(dst, src, size, kind, stream_number(stream), wait=False)
 
 
 def current_device() -> tuple[int, int]:
@@ -194,42 +263,3 @@ def stream_number(stream: Any) -> int:
     if not isinstance(stream, INTEGERS):
         fail(BAD_PARAM, f"stream must be one of ours or an address, got {described(stream)}")
     return int(stream)
-
-
-def _copy(dst: Any, src: Any, size: int, kind: int, stream: int, *, wait: bool) -> Status:
-    nbytes = byte_count(BAD_PARAM, "size", size)
-    kind = one_of(BAD_PARAM, "kind", kind, infinirtMemcpyKind_t)
-    if nbytes == 0:
-        return SUCCESS
-    target = _side("dst", dst, nbytes, on_device=kind not in HOST_TARGET, written=True)
-    source = _side("src", src, nbytes, on_device=kind not in HOST_SOURCE, written=False)
-    place = current_memory()
-    place.copy(target, source, nbytes, kind, stream)
-    if wait:
-        place.synchronize(stream)
-    return SUCCESS
-
-
-def _side(name: str, where: Any, nbytes: int, *, on_device: bool, written: bool) -> int:
-    if is_null(where):
-        fail(NULL_POINTER, f"{name} must not be null")
-    if isinstance(where, INTEGERS):
-        address = int(where)
-        place = core_device(*current_device()) if on_device else "cpu"
-        check_range(name, address, address + nbytes, place)
-        return address
-    if on_device:
-        fail(BAD_PARAM, f"{name} must be an address, got {described(where)}")
-    try:
-        return memory.host_address(name, where, nbytes, written=written)
-    except OwnershipError as error:
-        fail(BAD_PARAM, str(error))
-
-
-def check_range(name: str, low: int, high: int, place: str) -> None:
-    """Memory of ours must hold and be on the device; callers' own, as a torch tensor's, passes."""
-    if memory.checked:
-        try:
-            memory.DEVICE.require(low, high, place, foreign=True)
-        except OwnershipError as fault:
-            fail(BAD_PARAM, f"{name} must lie in live memory: {fault}")

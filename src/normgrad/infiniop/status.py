@@ -38,7 +38,16 @@ SENTENCES: Final[dict[int, str]] = {
 
 
 def recent_error() -> str:
-    """The sentence for the calling thread's last failure; empty before the first."""
+    """What the calling thread's last failure was.
+
+    Returns:
+        The sentence: function, argument, rule and value; empty before the first failure.
+
+    Example:
+        >>> status, pointer = infiniop.infinirtMalloc(-1)
+        >>> infiniop.recent_error()
+        'infinirtMalloc: size must be a number of bytes, got -1'
+    """
     return messages.recent()
 
 

@@ -1,4 +1,4 @@
-"""Torch's backward operators in terms of ours: argument for argument.
+"""Torch's backward operators in terms of ours: argument for argument. Forward: see beside it.
 
 Options have the types that torch's schemas say and go to the core unread. A case that we do not
 take raises a NormgradError; the caller hands it to torch.
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from normgrad.dispatch import compute
-from normgrad.errors import ShapeError
-from normgrad.spec import Op, dense_like
+from normgrad.calls.dispatch import compute
+from normgrad.core.errors import ShapeError
+from normgrad.core.spec import Op, dense_like
 from normgrad.torch.forward import group_format
-from normgrad.torch.library import Tensor, described, memory_format
+from normgrad.torch.library import Tensor, described, memory_format, statistics_dtype
 
 Mask = Sequence[bool]
 
@@ -64,7 +64,28 @@ def native_batch_norm_backward(
         arrays = (grad_out, x, running_mean, running_var, weight)
         settings = (False, eps, "variance", 1)
     wished = _parameter_type(weight, arrays[2])
-    return compute(Op.BATCH_NORM, arrays, (), settings, output_mask, wished, None, backend)
+    return compute(Op.BATCH_NORM_BACKWARD, arrays, (), settings, output_mask, wished, None, backend)
+
+
+def batch_norm_backward(
+    backend: str,
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_var: Tensor | None,
+    update: bool,
+    eps: float,
+    output_mask: Mask,
+    reserve: Tensor,
+) -> Any:
+    """Batch norm of ``_batch_norm_with_update``, of exported programs; ``save_var`` is 1/std."""
+    statistics = (running_mean, running_var, save_mean, save_var)
+    return native_batch_norm_backward(
+        backend, grad_out, input, weight, *statistics, update, eps, output_mask
+    )
 
 
 def cudnn_batch_norm_backward(
@@ -83,7 +104,9 @@ def cudnn_batch_norm_backward(
     x = input if input.is_contiguous() else _for_torchs_layout(input, memory_format(input))
     arrays = (grad_output, x, save_mean, save_var, weight)
     settings = (True, epsilon, "invstd", 1)
-    return compute(Op.BATCH_NORM, arrays, (), settings, (True, True, True), None, None, backend)
+    return compute(
+        Op.BATCH_NORM_BACKWARD, arrays, (), settings, (True, True, True), None, None, backend
+    )
 
 
 def native_layer_norm_backward(
@@ -102,7 +125,7 @@ def native_layer_norm_backward(
     arrays = (grad_out, x, mean, rstd, weight)
     settings = (tuple(normalized_shape),)
     wished = _parameter_type(weight, bias)
-    return compute(Op.LAYER_NORM, arrays, (), settings, output_mask, wished, None, backend)
+    return compute(Op.LAYER_NORM_BACKWARD, arrays, (), settings, output_mask, wished, None, backend)
 
 
 def native_group_norm_backward(
@@ -119,10 +142,7 @@ def native_group_norm_backward(
     output_mask: Mask,
 ) -> Any:
     """Group norm; torch's operator takes its sizes beside the data."""
-    shape = input.shape
-    if shape[:2] != (samples, channels) or input.numel() != samples * channels * positions:
-        rule = f"must have shape ({samples}, {channels}, ...) as N and C say"
-        raise ShapeError("input", rule, tuple(shape))
+    check_sizes(input, samples, channels, positions)
     wished = _parameter_type(weight, mean)
     x, out = input, None
     if not input.is_contiguous():
@@ -131,7 +151,17 @@ def native_group_norm_backward(
         else:
             x = _for_torchs_layout(input, group_format(input))
     arrays = (grad_out, x, mean, rstd, weight)
-    return compute(Op.GROUP_NORM, arrays, (), (group, 1), output_mask, wished, out, backend)
+    return compute(
+        Op.GROUP_NORM_BACKWARD, arrays, (), (group, 1), output_mask, wished, out, backend
+    )
+
+
+def check_sizes(input: Tensor, samples: int, channels: int, positions: int) -> None:
+    """Group norm's sizes beside the data are those of the data."""
+    shape = input.shape
+    if shape[:2] != (samples, channels) or input.numel() != samples * channels * positions:
+        rule = f"must have shape ({samples}, {channels}, ...) as N and C say"
+        raise ShapeError("input", rule, tuple(shape))
 
 
 def _contiguous_results(input: Tensor, like: Tensor, mask: Mask) -> tuple[Tensor | None, ...]:
@@ -141,6 +171,44 @@ def _contiguous_results(input: Tensor, like: Tensor, mask: Mask) -> tuple[Tensor
     """
     parameters = (like.new_empty(input.shape[1]) if wanted else None for wanted in mask[1:])
     return torch.empty(input.shape, dtype=input.dtype, device=input.device), *parameters
+
+
+def fused_rms_norm_backward(
+    backend: str,
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    output_mask: Mask,
+) -> Any:
+    """RMS norm."""
+    x = input if input.is_contiguous() else _for_torchs_layout(input, torch.contiguous_format)
+    arrays = (grad_out, x, None, rstd, weight)
+    settings = (tuple(normalized_shape),)
+    return compute(Op.RMS_NORM_BACKWARD, arrays, (), settings, output_mask, None, None, backend)
+
+
+def rms_norm_backward_in_pieces(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    output_mask: Mask,
+) -> tuple[Tensor | None, Tensor | None]:
+    """RMS norm by torch's other operators, for the CPU, where torch has none of this name."""
+    wide = statistics_dtype(input.dtype)
+    axes = list(range(input.dim() - len(normalized_shape), input.dim()))
+    dy, xhat = grad_out.to(wide), input.to(wide) * rstd.to(wide)
+    grad_input = grad_weight = None
+    if output_mask[0]:
+        g = dy if weight is None else dy * weight.to(wide)
+        grad_input = (rstd * (g - xhat * (g * xhat).mean(axes, keepdim=True))).to(input.dtype)
+    if output_mask[1] and weight is not None:
+        rows = (dy * xhat).reshape(-1, *normalized_shape)
+        grad_weight = rows.sum(0).to(weight.dtype)
+    return grad_input, grad_weight
 
 
 def batch_norm_backward_reduce(
@@ -158,7 +226,7 @@ def batch_norm_backward_reduce(
     arrays = (grad_out, input, mean, invstd, weight)
     mask = (input_g, input_g, weight_g, bias_g)
     wished = _parameter_type(weight, mean)
-    return compute(Op.BATCH_NORM_REDUCE, arrays, (), (1,), mask, wished, None, backend)
+    return compute(Op.BATCH_NORM_REDUCE_BACKWARD, arrays, (), (1,), mask, wished, None, backend)
 
 
 def batch_norm_backward_elemt(
@@ -174,4 +242,4 @@ def batch_norm_backward_elemt(
 ) -> Any:
     """The second half of synchronized batch norm."""
     arrays = (grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count)
-    return compute(Op.BATCH_NORM_ELEMT, arrays, (), (1,), (True,), None, None, backend)[0]
+    return compute(Op.BATCH_NORM_ELEMT_BACKWARD, arrays, (), (1,), (True,), None, None, backend)[0]

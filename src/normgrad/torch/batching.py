@@ -6,11 +6,13 @@ A forward pass whose slices have nothing of their own but data takes them for sa
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from normgrad.torch.activations import activated
+from normgrad.torch.forward import no_mask
 from normgrad.torch.library import Tensor
 
 Dims = tuple[int | None, ...]
@@ -50,12 +52,13 @@ def _dims(results: Sequence[Any], dims: Sequence[int]) -> Dims:
 
 def batch_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
     """As one batch norm of size * C channels."""
-    training, eps, mask, axis = args[7:]
+    training, eps, mask, axis, bias, *after = args[7:]
     axis = _axis(args[1], dims[1], axis)
     data = [_data(one, dim, size, axis) for one, dim in zip(args[:2], dims[:2], strict=True)]
     vectors = [_vector(one, dim, size) for one, dim in zip(args[2:7], dims[2:7], strict=True)]
+    bias = _vector(bias, dims[11], size)
     dx, dgamma, dbeta = torch.ops.normgrad.batch_norm_backward(
-        *data, *vectors, training, eps, mask, axis
+        *data, *vectors, training, eps, mask, axis, bias, *after
     )
     shape = (data[1].shape[axis] // size,)
     results = (
@@ -64,6 +67,28 @@ def batch_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
         _unfold(dbeta, size, shape),
     )
     return results, _dims(results, (axis, 0, 0))
+
+
+def batch_norm_add_backward(size: int, dims: Dims, *args: Any) -> Ruled:
+    """Likewise; bits are not put in another order."""
+    training, eps, wanted, axis, *after = args[10:]
+    if args[3] is not None:
+        msg = "batch_norm_add_backward under vmap takes shortcut, not mask"
+        raise NotImplementedError(msg)
+    axis = _axis(args[1], dims[1], axis)
+    data = [_data(one, dim, size, axis) for one, dim in zip(args[:3], dims[:3], strict=True)]
+    vectors = [_vector(one, dim, size) for one, dim in zip(args[4:10], dims[4:10], strict=True)]
+    dx, dgamma, dbeta, dadded = torch.ops.normgrad.batch_norm_add_backward(
+        *data, None, *vectors, training, eps, wanted, axis, *after
+    )
+    shape = (data[1].shape[axis] // size,)
+    results = (
+        None if dx is None else dx.unflatten(axis, (size, *shape)),
+        _unfold(dgamma, size, shape),
+        _unfold(dbeta, size, shape),
+        None if dadded is None else dadded.unflatten(axis, (size, *shape)),
+    )
+    return results, _dims(results, (axis, 0, 0, axis))
 
 
 def batch_norm_reduce_backward(size: int, dims: Dims, *args: Any) -> Ruled:
@@ -99,7 +124,7 @@ def batch_norm_elemt_backward(size: int, dims: Dims, *args: Any) -> Ruled:
 
 def group_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
     """As one group norm of size * G groups."""
-    dy, x, mean, rstd, weight, groups, mask, axis = args
+    dy, x, mean, rstd, weight, groups, mask, axis, bias, *after = args
     axis = _axis(x, dims[1], axis)
     data = [_data(dy, dims[0], size, axis), _data(x, dims[1], size, axis)]
     statistics = [
@@ -107,7 +132,8 @@ def group_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
         for one, dim in ((mean, dims[2]), (rstd, dims[3]))
     ]
     dx, dgamma, dbeta = torch.ops.normgrad.group_norm_backward(
-        *data, *statistics, _vector(weight, dims[4], size), size * groups, mask, axis
+        *(*data, *statistics, _vector(weight, dims[4], size)),
+        *(size * groups, mask, axis, _vector(bias, dims[8], size), *after),
     )
     channels = data[1].shape[axis] // size
     shape = (channels,) if weight is None else _front(weight, dims[4], size).shape[1:]
@@ -121,7 +147,7 @@ def group_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
 
 def layer_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
     """As a group norm: a row of each slice is one group of a sample."""
-    dy, x, shape, mean, rstd, weight, _, mask = args
+    dy, x, shape, mean, rstd, weight, _, mask, dsum = args
     columns = math.prod(shape)
     whole = _front(x, dims[1], size)
     data = [
@@ -135,17 +161,49 @@ def layer_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
     dx, dgamma, dbeta = torch.ops.normgrad.group_norm_backward(
         *data, *statistics, _vector(weight, dims[5], size), size, mask, 1
     )
+    if dx is not None:
+        dx = dx.unflatten(1, (size, columns)).movedim(1, 0).reshape(whole.shape)
+        dx = _plus(dx, dsum, dims[8], size)
     results = (
-        None if dx is None else dx.unflatten(1, (size, columns)).movedim(1, 0).reshape(whole.shape),
+        dx,
         _unfold(dgamma, size, shape),
         _unfold(dbeta, size, shape),
     )
     return results, _dims(results, (0, 0, 0))
 
 
+def _plus(dx: Tensor, dsum: Tensor | None, dim: int | None, size: int) -> Tensor:
+    """With the gradient that reaches a sum from elsewhere."""
+    return dx if dsum is None else dx + _front(dsum, dim, size)
+
+
+def rms_norm_backward(size: int, dims: Dims, *args: Any) -> Ruled:
+    """The weight's gradients as layer norm's with a mean of 0; rows of all slices for the data's.
+
+    A weight for each slice is multiplied into the gradient of the output before.
+    """
+    dy, x, shape, rstd, weight, mask, offset, dsum = args
+    dgamma = dx = None
+    if mask[1]:
+        statistics = (torch.zeros_like(rstd), rstd, weight, None, (False, True, False), None)
+        both = (dims[0], dims[1], None, dims[3], dims[3], dims[4], None, None, None)
+        (_, dgamma, _), _ = layer_norm_backward(size, both, dy, x, shape, *statistics)
+    if mask[0]:
+        dy, x, rstd = (
+            _front(one, dim, size) for one, dim in ((dy, dims[0]), (x, dims[1]), (rstd, dims[3]))
+        )
+        if dims[4] is not None:
+            ones = (size, *(1,) * (x.dim() - 1 - len(shape)), *shape)
+            factor = _front(weight, dims[4], size).reshape(ones)
+            dy, weight, offset = dy * (factor.to(rstd.dtype) + offset), None, 0.0
+        op = torch.ops.normgrad.rms_norm_backward
+        dx = _plus(op(dy, x, shape, rstd, weight, (True, False), offset)[0], dsum, dims[7], size)
+    return (dx, dgamma), _dims((dx, dgamma), (0, 0))
+
+
 def batch_norm(size: int, dims: Dims, *args: Any) -> Ruled:
     """As one batch norm of size * C channels; mapped data cannot update buffers that are not."""
-    x, weight, bias, running_mean, running_var, training, momentum, eps = args
+    x, weight, bias, running_mean, running_var, training, *rest = args
     if not training and dims[1:5] == (None,) * 4:
         y, *nothing = _as_samples(torch.ops.normgrad.batch_norm, size, dims[0], args)
         return (y, *(one.expand(size, *one.shape) for one in nothing)), (0, 0, 0)
@@ -166,8 +224,7 @@ def batch_norm(size: int, dims: Dims, *args: Any) -> Ruled:
         _vector(bias, dims[2], size),
         *folded,
         training,
-        momentum,
-        eps,
+        *rest,
     )
     if training:
         for (one, dim), update in zip(buffers, folded, strict=True):
@@ -186,6 +243,31 @@ def batch_norm(size: int, dims: Dims, *args: Any) -> Ruled:
     return results, (0, 0, 0)
 
 
+def batch_norm_add(size: int, dims: Dims, *args: Any) -> Ruled:
+    """As batch norm, a sum and the activation: without a mask, whose bits are not put elsewhere."""
+    x, added, *rest, activation, slope = args
+    inner = (dims[0], *dims[2:9], None, None)
+    (y, *statistics), out_dims = batch_norm(size, inner, x, *rest, None, slope)
+    y = activated(y + _front(added, dims[1], size), activation, slope)
+    return (y, *statistics, no_mask(x)), (*out_dims, None)
+
+
+def add_layer_norm(size: int, dims: Dims, *args: Any) -> Ruled:
+    """The sum, then layer norm."""
+    return _sum_first(layer_norm, size, dims, *args)
+
+
+def add_rms_norm(size: int, dims: Dims, *args: Any) -> Ruled:
+    """The sum, then RMS norm."""
+    return _sum_first(rms_norm, size, dims, *args)
+
+
+def _sum_first(norm: Callable[..., Ruled], size: int, dims: Dims, *args: Any) -> Ruled:
+    added = _front(args[0], dims[0], size) + _front(args[1], dims[1], size)
+    (y, *statistics), (first, *others) = norm(size, (0, *dims[2:]), added, *args[2:])
+    return (y, added, *statistics), (first, 0, *others)
+
+
 def layer_norm(size: int, dims: Dims, *args: Any) -> Ruled:
     """The mapped axis is one more axis of rows; mapped parameters are applied after."""
     x, shape, weight, bias, eps = args
@@ -202,6 +284,19 @@ def layer_norm(size: int, dims: Dims, *args: Any) -> Ruled:
     return (y.to(x.dtype), mean, rstd), (0, 0, 0)
 
 
+def rms_norm(size: int, dims: Dims, *args: Any) -> Ruled:
+    """The mapped axis is one more axis of rows; a mapped weight is applied after."""
+    x, shape, weight, eps, offset = args
+    x = _front(x, dims[0], size)
+    op = torch.ops.normgrad.rms_norm
+    if dims[2] is None:
+        return op(x, shape, weight, eps, offset), (0, 0)
+    y, rstd = op(x, shape, None, eps)
+    rows = (size, *(1,) * (x.dim() - 1 - len(shape)), *shape)
+    y = y * (_front(weight, dims[2], size).reshape(rows).to(rstd.dtype) + offset)
+    return (y.to(x.dtype), rstd), (0, 0)
+
+
 def _as_samples(op: Any, size: int, dim: int | None, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """The mapped axis is one more axis of samples, where all slices share their parameters."""
     x = _front(args[0], dim, size)
@@ -211,7 +306,8 @@ def _as_samples(op: Any, size: int, dim: int | None, args: tuple[Any, ...]) -> t
 
 def group_norm(size: int, dims: Dims, *args: Any) -> Ruled:
     """As one group norm of size * N samples or, with parameters for each slice, size * G groups."""
-    x, weight, bias, groups, eps = args
+    x, weight, bias, *rest = args
+    groups = rest[0]
     op = torch.ops.normgrad.group_norm
     if dims[1:3] == (None, None):
         y, *statistics = _as_samples(op, size, dims[0], args)
@@ -221,7 +317,7 @@ def group_norm(size: int, dims: Dims, *args: Any) -> Ruled:
         _vector(weight, dims[1], size),
         _vector(bias, dims[2], size),
         size * groups,
-        eps,
+        *rest[1:],
     )
     results = (
         _in_pieces(y, size),

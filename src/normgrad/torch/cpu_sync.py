@@ -3,6 +3,7 @@
 import torch
 
 from normgrad.torch import statistics
+from normgrad.torch.forward import normalize_channels
 from normgrad.torch.library import Tensor, statistics_dtype
 
 
@@ -40,5 +41,4 @@ def batch_norm_elemt(
     eps: float,
 ) -> Tensor:
     """Normalize by statistics of all ranks."""
-    dtype = statistics_dtype(input.dtype)
-    return statistics.normalize(input, weight, bias, mean.to(dtype), invstd.to(dtype))
+    return normalize_channels(input, weight, bias, mean, invstd)

@@ -17,9 +17,19 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from normgrad import __version__
-from normgrad.torch.forward import Normalized, group_format, normalize_batch
+from normgrad.calls.fused import NEGATIVE_SLOPE
+from normgrad.core.validate import MAX_RANK
+from normgrad.torch.activations import activated
+from normgrad.torch.forward import (
+    Normalized,
+    Scaled,
+    default_eps,
+    group_format,
+    no_mask,
+    normalize_batch,
+    packed_mask,
+)
 from normgrad.torch.library import Tensor, memory_format, wide
-from normgrad.validate import MAX_RANK
 
 _aten: Final = torch.ops.aten
 _Rule = Callable[..., Any]
@@ -36,8 +46,55 @@ def _layer_norm(
     return y.to(x.dtype), mean, rstd
 
 
+def _rms_norm(
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    eps: float | None,
+    weight_offset: float = 0.0,
+) -> Scaled:
+    weight = wide(weight, x.dtype)
+    if weight is not None and weight_offset:
+        weight = weight + weight_offset
+    eps = default_eps(x) if eps is None else eps
+    y, rstd = _aten._fused_rms_norm(_wide_data(x), shape, weight, eps)
+    return y.to(x.dtype), rstd
+
+
+def _add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    added = (x + residual).contiguous()
+    y, mean, rstd = _layer_norm(added, shape, weight, bias, eps)
+    return y, added, mean, rstd
+
+
+def _add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    eps: float | None,
+    weight_offset: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    added = (x + residual).contiguous()
+    y, rstd = _rms_norm(added, shape, weight, eps, weight_offset)
+    return y, added, rstd
+
+
 def _group_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    eps: float,
+    activation: str | None = None,
+    slope: float = NEGATIVE_SLOPE,
 ) -> Normalized:
     samples, channels = x.shape[:2]
     y, mean, rstd = torch.native_group_norm(
@@ -50,7 +107,8 @@ def _group_norm(
         groups,
         eps,
     )
-    return y.to(x.dtype).contiguous(memory_format=group_format(x)), mean, rstd
+    y = activated(y, activation, slope).to(x.dtype)
+    return y.contiguous(memory_format=group_format(x)), mean, rstd
 
 
 def traced_batch_norm(
@@ -62,17 +120,61 @@ def traced_batch_norm(
     training: bool,
     momentum: float,
     eps: float,
+    activation: str | None = None,
+    slope: float = NEGATIVE_SLOPE,
 ) -> Normalized:
     """Batch norm whose new running statistics can be seen, for who traces it."""
     if not x.numel():  # nothing is written
         return normalize_batch(x, weight, bias, None, None, training, momentum, eps)
+    arguments = (x, weight, bias, running_mean, running_var, training, momentum, eps)
+    z, *statistics = _traced_channels(*arguments)
+    return _as_laid_out(activated(z, activation, slope), x), statistics[0], statistics[1]
+
+
+def traced_batch_norm_add(
+    x: Tensor,
+    shortcut: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    activation: str | None = None,
+    slope: float = NEGATIVE_SLOPE,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same of a batch norm with a shortcut, whose bits are packed by hand."""
+    if not x.numel():
+        made = normalize_batch(x, weight, bias, None, None, training, momentum, eps)
+        return *made, no_mask(x)
+    arguments = (x, weight, bias, running_mean, running_var, training, momentum, eps)
+    z, mean, rstd = _traced_channels(*arguments)
+    z = z + shortcut
+    y = _as_laid_out(activated(z, activation, slope), x)
+    if not training or activation != "relu":
+        return y, mean, rstd, no_mask(x)
+    return y, mean, rstd, packed_mask(_as_laid_out(z, x))
+
+
+def _traced_channels(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Normalized:
+    """What a batch norm gives before it is rounded, and its statistics."""
     data, buffers = _wide_data(x), (running_mean, running_var)
     parameters = (wide(weight, x.dtype), wide(bias, x.dtype))
     mean, var = (wide(one, x.dtype) for one in buffers)
     none = x.new_zeros(0, dtype=data.dtype)
     if not training:
         y = _aten._native_batch_norm_legit_no_training(data, *parameters, mean, var, momentum, eps)
-        return _as_laid_out(y[0], x), none, none.clone()
+        return y[0], none, none.clone()
     if mean is None:  # nobody asks for new ones
         mean = var = x.new_zeros(x.shape[1], dtype=data.dtype)
     y, *statistics, new_mean, new_var = _aten._native_batch_norm_legit_functional(
@@ -81,7 +183,7 @@ def traced_batch_norm(
     for buffer, new in zip(buffers, (new_mean, new_var), strict=True):
         if buffer is not None:
             buffer.copy_(new)
-    return _as_laid_out(y, x), statistics[0], statistics[1]
+    return y, statistics[0], statistics[1]
 
 
 def _as_laid_out(y: Tensor, x: Tensor) -> Tensor:
@@ -136,7 +238,10 @@ def offer() -> None:
     for table in tables:
         if torch.ops.normgrad.layer_norm.default not in table:
             table[torch.ops.normgrad.layer_norm.default] = _layer_norm
+            table[torch.ops.normgrad.rms_norm.default] = _rms_norm
             table[torch.ops.normgrad.group_norm.default] = _group_norm
+            table[torch.ops.normgrad.add_layer_norm.default] = _add_layer_norm
+            table[torch.ops.normgrad.add_rms_norm.default] = _add_rms_norm
 
 
 def take_over() -> None:

@@ -9,10 +9,10 @@ import torch
 from torch._prims_common import suggest_memory_format
 from torch.autograd import forward_ad
 
-from normgrad.errors import DeviceError
-from normgrad.spec import TensorSpec, dense_like
+from normgrad.core.errors import DeviceError
+from normgrad.core.spec import TensorSpec, dense_like
+from normgrad.core.validate import MAX_RANK
 from normgrad.torch.tangents import push_forward, save_call
-from normgrad.validate import MAX_RANK
 
 Tensor = torch.Tensor
 Three = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -182,28 +182,36 @@ def nobody_looks(input: Tensor) -> bool:
     )
 
 
-_PLAIN: Final = frozenset((Tensor, torch.nn.Parameter, type(None), list, tuple, bool, int, float))
+_PLAIN: Final = frozenset(
+    (Tensor, torch.nn.Parameter, type(None), list, tuple, bool, int, float, str)
+)
 
 
 def shortcut(name: str) -> Callable[..., Any]:
-    """The operator, for a backward pass: by its kernel alone where the operator would do no more.
+    """The operator, for who may not be looked at: by its kernel where it would do no more.
 
     Past the dispatcher: a small layer norm's training step takes 95 us instead of 103.
     """
     op = getattr(torch.ops.normgrad, name).default
     complete = completion(name)
     kernels = {
-        keys_of(key, "ADInplaceOrView", f"Autograd{key}", f"Autocast{key}"): kernel
+        keys_of(key, f"Autocast{key}", *more): kernel
         for key, kernel in _KERNELS[name].items()
+        for more in ((), ("ADInplaceOrView", f"Autograd{key}"))  # in inference mode, outside
     }
+    backward = arguments_of(name)[0].name == "grad_out"
 
-    def call(dy: Tensor, x: Tensor, *args: Any) -> Any:
-        if nobody_looks(dy) and x.__class__ is Tensor and _PLAIN.issuperset(map(type, args)):
-            keys = torch._C._dispatch_keys(dy) | torch._C._dispatch_keys(x)
+    def call(first: Tensor, second: Any, *args: Any) -> Any:
+        if nobody_looks(first) and _PLAIN.issuperset(map(type, (second, *args))):
+            keys = torch._C._dispatch_keys(first)
+            if backward:
+                keys = keys | torch._C._dispatch_keys(second)
             kernel = kernels.get(keys.raw_repr())
-            if kernel is not None:
-                return kernel(*complete((dy, x, *args)))
-        return op(dy, x, *args)
+            # A backward pass has the types of its forward pass, which autocast has chosen.
+            cast = not backward and first.is_cuda and torch.is_autocast_enabled("cuda")
+            if kernel is not None and not cast:
+                return kernel(*complete((first, second, *args)))
+        return op(first, second, *args)
 
     return call
 

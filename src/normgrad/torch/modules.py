@@ -1,11 +1,11 @@
-"""``torch.nn``'s normalization modules with our backward pass.
+"""``torch.nn``'s normalization modules with our kernels.
 
 Each is a subclass of torch's: constructor, parameters, buffers and state dict are inherited.
 """
 
 import math
 from contextlib import nullcontext
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -13,8 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 import normgrad.torch.forward_ops  # noqa: F401  (defines the operators)
+from normgrad.torch.activations import NO_ACTIVATION, After
 from normgrad.torch.forward import check_vectors
-from normgrad.torch.library import nobody_looks, statistics_dtype
+from normgrad.torch.library import shortcut, statistics_dtype
 
 Tensor = torch.Tensor
 
@@ -35,7 +36,9 @@ def check_eps(eps: float, of_batch: bool) -> None:
         raise ValueError(msg)
 
 
-def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
+def batch_norm(
+    module: _BatchNorm, input: Tensor, after: After = NO_ACTIVATION, shortcut: Tensor | None = None
+) -> Tensor:
     """The forward pass of every batch norm module, without synchronization."""
     module._check_input_dim(input)
     buffers: tuple[Tensor | None, Tensor | None] = (module.running_mean, module.running_var)
@@ -54,17 +57,28 @@ def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:
     momentum = module.momentum
     if momentum is None:  # a plain average over all batches so far
         momentum = 0.0 if tracked is None else 1.0 / float(tracked)
-    y: Tensor = torch.ops.normgrad.batch_norm.default(
-        input, module.weight, module.bias, *buffers, of_batch, momentum, module.eps
-    )[0]
+    settings = (module.weight, module.bias, *buffers, of_batch, momentum, module.eps)
+    y: Tensor
+    if shortcut is not None:
+        y = torch.ops.normgrad.batch_norm_add.default(input, shortcut, *settings, *after)[0]
+    elif after[0] is None:
+        y = torch.ops.normgrad.batch_norm.default(input, *settings)[0]
+    else:
+        y = torch.ops.normgrad.batch_norm.default(input, *settings, *after)[0]
     return y
 
 
-class NotScripted:
-    """What ``torch.jit.script`` is told: its own words would be about lines of this file."""
+class Ours:
+    """What our modules have beside torch's: types for editors, and words for a compiler."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor) -> Tensor:
+            """Torch's module says that it takes and returns anything."""
+            raise NotImplementedError
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Torch calls it before it compiles a module."""
+        """Called by ``torch.jit.script``, whose own words would be about lines of this file."""
         msg = (
             f"torch.jit.script cannot compile normgrad.torch.{type(self).__name__}: call "
             "normgrad.torch.revert(model) before, or use torch.jit.trace or torch.export"
@@ -72,45 +86,92 @@ class NotScripted:
         raise NotImplementedError(msg)
 
 
-class BatchNorm1d(NotScripted, nn.BatchNorm1d):
-    """``torch.nn.BatchNorm1d``."""
+class BatchNorm1d(Ours, nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d`` with our kernels; arguments and results are its own.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> normgrad.torch.BatchNorm1d(3)(torch.randn(2, 3, 5)).shape
+        torch.Size([2, 3, 5])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over all axes but the channels'."""
         return batch_norm(self, input)
 
 
-class BatchNorm2d(NotScripted, nn.BatchNorm2d):
-    """``torch.nn.BatchNorm2d``."""
+class BatchNorm2d(Ours, nn.BatchNorm2d):
+    """``torch.nn.BatchNorm2d`` with our kernels; arguments and results are its own.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> normgrad.torch.BatchNorm2d(3)(torch.randn(2, 3, 5, 5)).shape
+        torch.Size([2, 3, 5, 5])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over all axes but the channels'."""
         return batch_norm(self, input)
 
 
-class BatchNorm3d(NotScripted, nn.BatchNorm3d):
-    """``torch.nn.BatchNorm3d``."""
+class BatchNorm3d(Ours, nn.BatchNorm3d):
+    """``torch.nn.BatchNorm3d`` with our kernels; arguments and results are its own.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> normgrad.torch.BatchNorm3d(3)(torch.randn(2, 3, 5, 5, 5)).shape
+        torch.Size([2, 3, 5, 5, 5])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over all axes but the channels'."""
         return batch_norm(self, input)
 
 
-class LayerNorm(NotScripted, nn.LayerNorm):
-    """``torch.nn.LayerNorm``."""
+_layer_norm = shortcut("layer_norm")
+
+
+class LayerNorm(Ours, nn.LayerNorm):
+    """``torch.nn.LayerNorm`` with our kernels; arguments and results are its own.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> normgrad.torch.LayerNorm(5)(torch.randn(2, 3, 5)).shape
+        torch.Size([2, 3, 5])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over the last axes."""
-        if nobody_looks(input):  # 6 us instead of 12 of a small one, in the same bits
-            return super().forward(input)
-        y: Tensor = torch.ops.normgrad.layer_norm.default(
-            input, self.normalized_shape, self.weight, self.bias, self.eps
-        )[0]
+        y: Tensor = _layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)[0]
         return y
 
 
-class GroupNorm(NotScripted, nn.GroupNorm):
-    """``torch.nn.GroupNorm``."""
+_rms_norm = shortcut("rms_norm")
+
+
+class RMSNorm(Ours, nn.RMSNorm):
+    """``torch.nn.RMSNorm`` with our kernels; arguments and results are its own.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> normgrad.torch.RMSNorm(5)(torch.randn(2, 3, 5)).shape
+        torch.Size([2, 3, 5])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize over the last axes."""
+        y: Tensor = _rms_norm(x, self.normalized_shape, self.weight, self.eps)[0]
+        return y
+
+
+class GroupNorm(Ours, nn.GroupNorm):
+    """``torch.nn.GroupNorm`` with our kernels; arguments and results are its own.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> normgrad.torch.GroupNorm(2, 4)(torch.randn(2, 4, 5, 5)).shape
+        torch.Size([2, 4, 5, 5])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize over each sample's groups of channels."""
@@ -118,11 +179,19 @@ class GroupNorm(NotScripted, nn.GroupNorm):
 
 
 def group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    after: After = NO_ACTIVATION,
 ) -> Tensor:
     """The forward pass of group norm; not of a module, which torch.fx may be tracing itself."""
     _check_enough(input, num_groups)  # torch's words, also where it does not train
-    y: Tensor = torch.ops.normgrad.group_norm.default(input, weight, bias, num_groups, eps)[0]
+    settings: tuple[Any, ...] = (weight, bias, num_groups, eps)
+    if after[0] is not None:
+        settings = (*settings, *after)
+    y: Tensor = torch.ops.normgrad.group_norm.default(input, *settings)[0]
     return y
 
 
@@ -197,7 +266,7 @@ def checked_instance_norm(module: _InstanceNorm, input: Tensor) -> Tensor:
     return _InstanceNorm.forward(module, input)
 
 
-class _Instances(NotScripted, _InstanceNorm):
+class _Instances(Ours, _InstanceNorm):
     def forward(self, input: Tensor) -> Tensor:
         return checked_instance_norm(self, input)
 
@@ -206,15 +275,33 @@ class _Instances(NotScripted, _InstanceNorm):
 
 
 class InstanceNorm1d(_Instances, nn.InstanceNorm1d):
-    """``torch.nn.InstanceNorm1d``."""
+    """``torch.nn.InstanceNorm1d`` with our kernels; arguments and results are its own.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> normgrad.torch.InstanceNorm1d(3)(torch.randn(2, 3, 5)).shape
+        torch.Size([2, 3, 5])
+    """
 
 
 class InstanceNorm2d(_Instances, nn.InstanceNorm2d):
-    """``torch.nn.InstanceNorm2d``."""
+    """``torch.nn.InstanceNorm2d`` with our kernels; arguments and results are its own.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> normgrad.torch.InstanceNorm2d(3)(torch.randn(2, 3, 5, 5)).shape
+        torch.Size([2, 3, 5, 5])
+    """
 
 
 class InstanceNorm3d(_Instances, nn.InstanceNorm3d):
-    """``torch.nn.InstanceNorm3d``."""
+    """``torch.nn.InstanceNorm3d`` with our kernels; arguments and results are its own.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> normgrad.torch.InstanceNorm3d(3)(torch.randn(2, 3, 5, 5, 5)).shape
+        torch.Size([2, 3, 5, 5, 5])
+    """
 
 
 # To torch.fx each is one call: they look at shapes, which symbolic tracing does not have.

@@ -1,87 +1,118 @@
-"""``enable()``: torch's own backward operators computed by us, in an unchanged program."""
+"""``enable()``: torch's own operators computed by us, in an unchanged program."""
 
+import functools
+import inspect
 import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, ParamSpec, Self, TypeVar
 
 import torch
 
-from normgrad import backends, forks, options
-from normgrad.errors import NormgradError, OptionError
-from normgrad.torch import adapters, cpu_sync, inductor
-from normgrad.torch.counting import count
-from normgrad.torch.library import open_library
+from normgrad import backends
+from normgrad.calls.signatures import explained
+from normgrad.core import options
+from normgrad.core.errors import NothingTakenWarning, OptionError, warn_once
+from normgrad.torch import inductor
+from normgrad.torch.counting import calls_so_far
+from normgrad.torch.kernels import keep_backward, register
+from normgrad.torch.wishes import NORMS, NOTHING, State, Wish
 
-BACKWARD: Final = (
-    "native_batch_norm_backward",
-    "cudnn_batch_norm_backward",
-    "native_layer_norm_backward",
-    "native_group_norm_backward",
-    "batch_norm_backward_reduce",
-    "batch_norm_backward_elemt",
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SAW_NONE: Final = (
+    "enable() took nothing: inside its with statement no batch, layer, group, instance or RMS norm "
+    "of torch ran. The model must be called there; torch.compile needs enable(compiled=True); "
+    "norms written out in Python, as RMSNorm in many models, are never seen: "
+    "normgrad.torch.convert(model) takes these"
 )
-# What torch has on CUDA only.
-CPU_FORWARD: Final = ("batch_norm_stats", "batch_norm_gather_stats_with_counts", "batch_norm_elemt")
-_ONLY_CUDA: Final = ("cudnn_batch_norm_backward",)
-_CACHED_REFUSALS: Final = 1024  # per operator
+_LEFT_ALL: Final = (
+    "enable() took nothing: torch kept each call of a norm inside its with statement; "
+    "print(normgrad.torch.report()) says why (where they are too small to gain, there is nothing "
+    "to do)"
+)
 
 
-class _Wish:
-    """A call of ``enable`` or ``disable`` that was not undone."""
-
-    def __init__(
-        self, on: bool, backend: str | None, *, compiled: bool = False, scoped: bool = False
-    ) -> None:
-        self.on = on
-        self.backend = backend
-        self.compiled = compiled  # also what torch.compile makes meanwhile
-        self.scoped = scoped  # until the end of a with statement
-
-
-_NOTHING: Final = _Wish(False, None)
-
-
-class _State:
-    """What is registered now, and for whom."""
-
-    lock = forks.lock()
-    library: Any = None  # may be there while nothing is wished: see _follow
-    now: _Wish = _NOTHING  # the last of the wishes, which counts
-    wishes: Final[list[_Wish]] = []
-
-
-class enable:  # noqa: N801  (used as a function, and in a with statement)
-    """Override torch's backward operators, for CPU and CUDA, until ``disable()``.
+class enable:  # noqa: N801  (used as a function, a decorator and in a with statement)
+    """Override torch's operators of norms, for CPU and CUDA, until ``disable()``.
 
     In a ``with`` statement: until its end, which brings back what was before; where several
-    overlap, in threads say, until the end of the last. An object may be used in several statements.
-    ``backend`` names one for all calls; by default it is the fast one of each device ("cpu" or
-    "cuda"). What it refuses goes to torch's own kernel; ``report()`` tells.
+    overlap, in threads say, until the end of the last. An object may be used in several statements,
+    and as a decorator: each call of the function is a ``with`` statement then.
 
-    ``compiled``: what ``torch.compile`` makes meanwhile calls our operators too, and goes on doing
-    so. Imports its compiler, which takes a second.
+    By default calls go to the fast backend of their device ("cpu" or "cuda"). What it refuses goes
+    to torch's own kernel, and so does what is too small to gain; ``report()`` tells.
+
+    Args:
+        backend: "reference", "cpu" or "cuda", which then gets all calls, small ones too.
+        compiled: What ``torch.compile`` makes meanwhile calls our operators too, and goes on doing
+            so; backward passes alone. Imports its compiler, which takes a second.
+        forward: Whether forward passes are ours too, or backward passes alone.
+        only: The norms to take, of "batch_norm" (instance norm is part of it), "layer_norm",
+            "group_norm" and "rms_norm"; by default all.
+        exclude: The norms to leave to torch.
+
+    Raises:
+        CallError: Something is given by position, or by a name that is none.
+        OptionError: An option is none of these, the backend does not work on this machine, or
+            ``compiled`` is given beside ``backend``, ``only`` or ``exclude``, or the latter both.
+
+    Warns:
+        NothingTakenWarning: A ``with`` statement ended in which we took no call. Once a process for
+            each of two reasons: nothing was seen, or torch kept all.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> model = torch.nn.LayerNorm(8)
+        >>> with normgrad.torch.enable(backend="cpu"):
+        ...     model(torch.ones(2, 8)).sum().backward()
+        >>> model.bias.grad
+        tensor([2., 2., 2., 2., 2., 2., 2., 2.])
+        >>> @normgrad.torch.enable(backend="cpu")
+        ... def step(x):
+        ...     model(x).sum().backward()
+        >>> step(torch.ones(2, 8))
     """
 
-    def __init__(self, *, backend: str | None = None, compiled: bool = False) -> None:
-        options.choice("backend", backend, backends.NAMES, none=True)
+    @explained
+    def __init__(
+        self,
+        *,
+        backend: str | None = None,
+        compiled: bool = False,
+        forward: bool = True,
+        only: Collection[str] | None = None,
+        exclude: Collection[str] | None = None,
+    ) -> None:
+        backends.chosen(backend)
         if options.flag("compiled", compiled) and backend is not None:
             rule = "must be left out where compiled=True, which takes the fast one of each device"
             raise OptionError("backend", rule, repr(backend))
-        self._call = _Wish(True, backend, compiled=bool(compiled))
-        self._statements: list[_Wish] = []  # that are running
-        with _State.lock:
+        reason = None if backend is None else backends.get(backend).unavailable()
+        if reason is not None:
+            rule = f"must be one that works on this machine ({backend}: {reason})"
+            raise OptionError("backend", rule, repr(backend))
+        forward = bool(options.flag("forward", forward))
+        norms = _norms(only, exclude)
+        if compiled and len(norms) < len(NORMS):
+            rule = "must be left out where only or exclude is given, which compiled programs ignore"
+            raise OptionError("compiled", rule, repr(compiled))
+        self._call = Wish(True, backend, compiled=bool(compiled), forward=forward, norms=norms)
+        self._statements: list[Wish] = []  # that are running
+        with State.lock:
             # The last one may be the start of a with statement to come; those before it are over.
-            stay = [one for one in _State.wishes if one.scoped or one is _State.wishes[-1]]
+            stay = [one for one in State.wishes if one.scoped or one is State.wishes[-1]]
             _follow([*stay, self._call])
 
     def __enter__(self) -> Self:
         call = self._call
-        statement = _Wish(True, call.backend, compiled=call.compiled, scoped=True)
-        with _State.lock:
+        how = {"compiled": call.compiled, "forward": call.forward}
+        statement = Wish(True, call.backend, **how, norms=call.norms, scoped=True)
+        statement.calls_before = calls_so_far()
+        with State.lock:
             # The call was the start of this statement, or of one that is over.
-            _follow([*(one for one in _State.wishes if one is not self._call), statement])
+            _follow([*(one for one in State.wishes if one is not self._call), statement])
             self._statements.append(statement)
         return self
 
@@ -91,136 +122,119 @@ class enable:  # noqa: N801  (used as a function, and in a with statement)
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with _State.lock:
-            wishes = _State.wishes
+        with State.lock:
+            wishes = State.wishes
             ended = self._statements.pop() if self._statements else self._call
             if ended not in wishes:
                 return
             place = wishes.index(ended)
             # What was wished inside ends here too, but for statements that are still running.
             _follow([*wishes[:place], *(one for one in wishes[place + 1 :] if one.scoped)])
+        if error is None and ended.scoped and not ended.compiled:
+            _say_if_nothing_was_taken(ended)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, each call of which runs in a ``with`` statement.
+
+        Args:
+            function: What to call; no generator and no coroutine, whose bodies run later.
+
+        Returns:
+            A function of the same arguments and results.
+
+        Raises:
+            OptionError: ``function`` cannot be called, or its body runs later.
+
+        Example:
+            >>> import torch, normgrad.torch
+            >>> @normgrad.torch.enable(backend="cpu")
+            ... def gradient(x):
+            ...     return torch.autograd.grad(torch.nn.LayerNorm(2)(x)[0, 0], x)[0].shape
+            >>> gradient(torch.randn(3, 2, requires_grad=True))
+            torch.Size([3, 2])
+        """
+        with State.lock:  # the call was the start of this
+            _follow([one for one in State.wishes if one is not self._call])
+        late = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
+        if late or inspect.isasyncgenfunction(function) or not callable(function):
+            rule = "must be a plain function (else write a with statement inside it)"
+            raise OptionError("function", rule, options.described(function))
+
+        @functools.wraps(function)
+        def enabled_call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return enabled_call
+
+
+def _norms(only: Collection[str] | None, exclude: Collection[str] | None) -> list[str]:
+    """The norms to take."""
+    if only is not None and exclude is not None:
+        raise OptionError("exclude", "must be left out where only is given", repr(exclude))
+    for name, given in (("only", only), ("exclude", exclude)):
+        if given is None:
+            continue
+        known = not isinstance(given, str) and isinstance(given, Collection)
+        if not known or not given or not set(map(str, given)) <= set(NORMS):
+            rule = f"must be a list of norms, of {', '.join(map(repr, NORMS))}"
+            raise OptionError(name, rule, options.described(given))
+    return [one for one in NORMS if (only is None or one in only) and one not in (exclude or ())]
+
+
+def _say_if_nothing_was_taken(statement: Wish) -> None:
+    calls = calls_so_far() - statement.calls_before
+    if not calls["normgrad"]:
+        warn_once(_LEFT_ALL if calls["torch"] else _SAW_NONE, NothingTakenWarning)
 
 
 def disable() -> None:
-    """Give torch its own backward operators back."""
-    with _State.lock:
-        running = [one for one in _State.wishes if one.scoped]
-        _follow([*running, _NOTHING] if running else [])
+    """Give torch its own operators back; ``with`` statements that run are not ended.
+
+    Example:
+        >>> import normgrad.torch
+        >>> _ = normgrad.torch.enable()
+        >>> normgrad.torch.disable()
+        >>> normgrad.torch.enabled()
+        False
+    """
+    with State.lock:
+        running = [one for one in State.wishes if one.scoped]
+        _follow([*running, NOTHING] if running else [])
 
 
 def enabled() -> bool:
-    """Whether torch's backward operators are ours now."""
-    return _State.now.on
+    """Whether torch's operators of norms are ours now.
+
+    Returns:
+        True after ``enable()`` and in its ``with`` statements.
+
+    Example:
+        >>> import normgrad.torch
+        >>> _ = normgrad.torch.enable()
+        >>> normgrad.torch.enabled()
+        True
+        >>> normgrad.torch.disable()
+    """
+    return State.now.on
 
 
-def _follow(wishes: list[_Wish]) -> None:
+def _follow(wishes: list[Wish]) -> None:
     """Take these for all that is wished."""
-    now = wishes[-1] if wishes else _NOTHING
+    now = wishes[-1] if wishes else NOTHING
     (inductor.take_over if now.compiled else inductor.give_back)()
-    if now.on and _State.library is None:
-        _State.library = _register()
-    _State.now = now
-    _State.wishes[:] = wishes
+    if now.on and State.library is None:
+        State.library = register()
+    State.now = now
+    State.wishes[:] = wishes
     # Torch frees what is taken away, also while a thread is about to call it. Where there may be
     # one, our kernels stay and call torch's: 9 us for a small layer norm, torch by itself 5.
-    if not now.on and _State.library is not None and _alone():
-        _State.library._destroy()
-        _State.library = None
+    if not now.on and State.library is not None and _alone():
+        keep_backward()
+        State.library._destroy()
+        State.library = None
 
 
 def _alone() -> bool:
     """Whether no other thread can be in a backward pass: none runs Python, nor works for us."""
     return len(sys._current_frames()) == 1 and torch._C._current_graph_task_id() == -1
-
-
-def _register() -> Any:
-    # Kernels are looked up before ours shadow them.
-    library = open_library("aten", "IMPL")
-    with warnings.catch_warnings():
-        # Torch says once that a kernel was replaced: that is what the user asked for.
-        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        for name in BACKWARD:
-            for key in ("CPU", "CUDA"):
-                original = _kernel(name, key)
-                if original is not None:
-                    library.impl(name, _ours(name, key, original), key, with_keyset=True)
-                elif key == "CPU" and name not in _ONLY_CUDA:
-                    library.impl(name, _ours(name, key, None), key, with_keyset=True)
-        for name in CPU_FORWARD:
-            if _kernel(name, "CPU") is None:
-                library.impl(name, _lent(name), "CPU")
-    return library
-
-
-def _kernel(name: str, key: str) -> Any:
-    """Torch's kernel for an operator; None where it has none."""
-    try:
-        return torch.library.get_kernel(f"aten::{name}", key)
-    except RuntimeError:
-        return None
-
-
-def _ours(name: str, key: str, original: Any) -> Callable[..., Any]:
-    compute = getattr(adapters, name)
-    device = key.lower()
-    taken = (name, device, "normgrad", "")
-    # Why torch took a call, by what its arguments look like: finding out takes 150 us each time.
-    refused: dict[Any, str] = {}
-
-    # No guard for the device: the backend launches on that of the tensors.
-    def kernel(keyset: Any, *args: Any) -> Any:
-        now = _State.now
-        if not now.on:
-            if original is None:
-                raise _missing(name)
-            return original.call_boxed(keyset, *args)
-        backend = now.backend or device
-        reason = refused.get(_looks(backend, args)) if refused else None
-        if reason is None:
-            try:
-                results = compute(backend, *args)
-            except NormgradError as error:
-                if original is None:
-                    raise
-                reason = str(error)
-                if len(refused) < _CACHED_REFUSALS:
-                    refused[_looks(backend, args)] = reason
-            else:
-                count(taken)
-                return results
-        count((name, device, "torch", reason))
-        return original.call_boxed(keyset, *args)
-
-    return kernel
-
-
-def _lent(name: str) -> Callable[..., Any]:
-    """A forward operator that torch has on the CPU while we are enabled."""
-    compute = getattr(cpu_sync, name)
-
-    def kernel(*args: Any) -> Any:
-        if not _State.now.on:
-            raise _missing(name)
-        return compute(*args)
-
-    return kernel
-
-
-def _missing(name: str) -> NotImplementedError:
-    """What torch raises for an operator that it does not have."""
-    return NotImplementedError(
-        f"torch has no aten::{name} for the CPU: normgrad lends its own while "
-        "normgrad.torch.enable() holds"
-    )
-
-
-def _looks(backend: str, args: Sequence[Any]) -> tuple[Any, ...]:
-    """Everything about a call that decides whether we take it."""
-    return backend, *[
-        (one.shape, one.stride(), one.dtype, one.device)
-        if isinstance(one, torch.Tensor)
-        else tuple(one)
-        if isinstance(one, list)
-        else one
-        for one in args
-    ]

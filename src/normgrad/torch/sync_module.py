@@ -1,6 +1,6 @@
 """``SyncBatchNorm``: batch norm over the batch of all ranks."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -10,17 +10,27 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 import normgrad.torch.sync_ops  # noqa: F401  (defines the operators)
+from normgrad.calls.signatures import explained
+from normgrad.core.errors import ArrayTypeError
+from normgrad.core.options import described
 from normgrad.torch.forward import check_vectors
-from normgrad.torch.modules import NotScripted, batch_norm, check_eps
+from normgrad.torch.modules import Ours, batch_norm, check_eps
 from normgrad.torch.statistics import Joined
 
 Tensor = torch.Tensor
+Model = TypeVar("Model", bound=nn.Module)
 
 
-class SyncBatchNorm(NotScripted, _BatchNorm):
-    """``torch.nn.SyncBatchNorm``, on the CPU too.
+class SyncBatchNorm(Ours, _BatchNorm):
+    """``torch.nn.SyncBatchNorm``, on the CPU too: its arguments, state dict, results and errors.
 
-    Not a subclass of torch's: DistributedDataParallel refuses that one on the CPU.
+    Not a subclass of torch's: DistributedDataParallel refuses that one on the CPU. Where
+    ``torch.distributed`` does not run it is a plain batch norm.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> normgrad.torch.SyncBatchNorm(3)(torch.randn(2, 3, 5, 5)).shape
+        torch.Size([2, 3, 5, 5])
     """
 
     def __init__(
@@ -95,11 +105,37 @@ def _group_to_join(group: Any) -> str | None:
     return name
 
 
-def convert_sync_batchnorm(model: nn.Module, process_group: Any = None) -> nn.Module:
-    """Turn every batch norm of a model into a ``SyncBatchNorm``, in place; returns the model.
+def check_module(model: object) -> None:
+    """Refuse what has no modules."""
+    if not isinstance(model, nn.Module):
+        raise ArrayTypeError("model", "must be a torch.nn.Module", described(model))
+
+
+@explained
+def convert_sync_batchnorm(model: Model, process_group: Any = None) -> Model:
+    """Turn every batch norm of a model into a ``SyncBatchNorm``, in place.
 
     Parameters, buffers, hooks and the modules themselves stay the objects that they were.
+
+    Args:
+        model: A model, or one batch norm module, which may be a subclass of torch's.
+        process_group: The ranks that share statistics; None means all.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        ArrayTypeError: ``model`` is no ``torch.nn.Module``.
+        ValueError: A module cannot change its class: lazy, parametrized or sharded. Nothing was
+            changed.
+
+    Example:
+        >>> import torch, normgrad.torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+        >>> type(normgrad.torch.convert_sync_batchnorm(model)[1])
+        <class 'normgrad.torch.sync_module.SyncBatchNorm'>
     """
+    check_module(model)
     found = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     for module in found:
         refusal = _needs_its_class(module)
@@ -113,11 +149,14 @@ def convert_sync_batchnorm(model: nn.Module, process_group: Any = None) -> nn.Mo
 
 
 def _needs_its_class(module: _BatchNorm) -> str | None:
-    """Why the class of a module cannot be changed: torch made one for it alone, or will do so."""
+    """Why the class of a module cannot be changed: what it does besides would be lost."""
     if isinstance(module, LazyModuleMixin):
         return "that has seen no data has no parameters: call the model once before"
     if parametrize.is_parametrized(module):
         return "gets its parameters from its class: remove the parametrizations before"
     if any(base.__module__.startswith("torch.distributed.") for base in type(module).__mro__):
         return "is sharded or replicated by its class: convert the model before that"
+    if module._modules:
+        names = ", ".join(module._modules)
+        return f"holds {names}, which its own class calls: put a plain batch norm and those apart"
     return None

@@ -13,7 +13,7 @@ import torch
 
 from normgrad import functional
 from normgrad.torch import statistics
-from normgrad.torch.forward import check_types, check_vectors
+from normgrad.torch.forward import check_types, check_vectors, normalize_channels
 from normgrad.torch.library import (
     Tensor,
     Three,
@@ -73,7 +73,7 @@ def _sync_batch_norm(
     dtype = statistics_dtype(x.dtype)
     invstd = torch.rsqrt(joined.variance + eps).to(dtype)
     mean = joined.mean.to(dtype)
-    y = statistics.normalize(x, weight, bias, mean, invstd)
+    y = normalize_channels(x, weight, bias, mean, invstd)
     return y, mean, invstd, joined.variance, joined.total
 
 
@@ -90,14 +90,14 @@ def _sync_batch_norm_backward(
     channels, whole = x.shape[1], x
     dy, x = few_axes(dy), few_axes(x)
     sums = functional.batch_norm_reduce_backward(
-        dy, x, mean, invstd, weight, output_mask=(mask[0], mask[0], mask[1], mask[2])
+        dy, x, mean, invstd, weight=weight, output_mask=(mask[0], mask[0], mask[1], mask[2])
     )
     if not mask[0]:
         return None, sums.grad_weight, sums.grad_bias
     both = torch.cat((sums.sum_dy, sums.sum_dy_xmu))
     group_of(group).allreduce([both]).wait()
     dx = functional.batch_norm_elemt_backward(
-        dy, x, mean, invstd, weight, both[:channels], both[channels:], count
+        dy, x, mean, invstd, both[:channels], both[channels:], count, weight=weight
     )
     if x is not whole:
         dx = empty_dense(whole).copy_(dx.reshape(whole.shape))

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normgrad.dtypes import FLOATS
+from normgrad.core.dtypes import FLOATS, FloatInfo
 
 Values = NDArray[np.float64]
+_BYTE = FloatInfo(1, 2.0**-9, 1.0, 255.0)  # of a mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def measure(role: str, got: Any, want: Any, budget: Any, dtype: str) -> Measurem
     got = got.reshape(want.shape)
     if want.size == 0:
         return Measurement(role, 0.0, 0.0, (), 0.0, 0.0)
-    info = FLOATS[dtype]
+    info = FLOATS.get(dtype, _BYTE)
     with np.errstate(all="ignore"):
         error = np.abs(got - want)
         # Without a finite budget there is nothing to be within.
@@ -57,17 +58,24 @@ def measure(role: str, got: Any, want: Any, budget: Any, dtype: str) -> Measurem
         share = np.where(right_infinity, 0.0, share)
         share = np.where(unbounded, np.where(np.isfinite(got) | clash, np.inf, 0.0), share)
         share = np.where(np.isnan(share), np.inf, share)
-        step = np.maximum(2 * info.unit_roundoff * _binade(want), info.smallest)
-        ulps = np.where(np.isfinite(error), error / step, 0.0)
     worst = np.unravel_index(int(np.argmax(share)), want.shape)
     return Measurement(
         role,
         float(share[worst]),
-        float(ulps.max()),
+        _ulps(float(error[worst]), float(want[worst]), info),
         tuple(int(axis) for axis in worst),
         float(got[worst]),
         float(want[worst]),
     )
+
+
+def _ulps(error: float, want: float, info: FloatInfo) -> float:
+    """An error in units of the truth's last place; nan where the truth is 0 and has none."""
+    if error == 0 or not np.isfinite(error):
+        return 0.0
+    if want == 0:
+        return float("nan")
+    return error / max(2 * info.unit_roundoff * float(_binade(want)), info.smallest)
 
 
 def _binade(values: Any) -> Any:

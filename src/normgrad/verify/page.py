@@ -3,12 +3,18 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from html import escape
+from typing import Final
 
-from normgrad.page import Cell, environment_table, page, section, table
+from normgrad.html_page import Cell, environment_table, page, section, table
 from normgrad.verify.foreign import Outcome, Verdict
-from normgrad.verify.summary import Group, Kind, summary
+from normgrad.verify.summary import Group, Kind, share_text, summary, ulps_text
 
-_STYLES = {"PASS": "good", "FAIL": "bad", "NONE": ""}
+_VERDICTS: Final[dict[Verdict, tuple[str, str]]] = {
+    "PASS": ("right", "good"),
+    "FAIL": ("wrong", "bad"),
+    "NONE": ("not supported", ""),
+}
+_COUNTED: Final = ("right", "wrong", "not supported")
 
 
 def render(outcomes: list[Outcome], environment: Mapping[str, object]) -> str:
@@ -17,19 +23,21 @@ def render(outcomes: list[Outcome], environment: Mapping[str, object]) -> str:
     count = found.verdicts
     who = ", ".join(dict.fromkeys(one.who for one in outcomes)) or "nobody"
     lead = (
-        f"{escape(who)}: {count['PASS']} cases passed, {count['FAIL']} failed, "
-        f"{count['NONE']} are not offered. Every result is compared with a float64 reference; an "
-        "error is given as a share of its budget (1 is the most that a right implementation may "
-        "miss) and in units in the last place."
+        f"{escape(who)}: {count['PASS']} cases are right, {count['FAIL']} wrong, "
+        f"{count['NONE']} not supported. Every element of every result is compared with the same "
+        "formula in float64. <b>error/bound</b> is the error of the worst element over the most "
+        "that rounding may cause there: up to 1 is right. <b>ulp</b> is the same error in units "
+        "of that element's last place. <b>torch</b> is the error/bound of torch's own operator "
+        "in the same case, where it was asked."
     )
     parts = [f"<p>{lead}</p>", section("By operator and type", _by_type(found.groups))]
     picture = _picture(outcomes)
     if picture:
-        parts.append(section("Error over budget, case by case", picture))
+        parts.append(section("Error over bound, case by case", picture))
     parts.append(section("By kind of case", _by_kind(found.kinds)))
     failed = [one for one in outcomes if one.verdict == "FAIL"]
     if failed:
-        parts.append(section("What failed", _listed(failed)))
+        parts.append(section("What is wrong", _listed(failed)))
     parts.append(section("Every case", _listed(outcomes)))
     parts.append(section("Where", environment_table(environment)))
     return page("normgrad check", parts)
@@ -42,20 +50,21 @@ def _by_type(groups: list[Group]) -> str:
             op,
             dtype,
             *_counts(count),
-            f"{worst.share:.3g}",
-            f"{ulps:.3g}",
+            share_text(worst.share),
+            ulps_text(worst.ulps),
+            share_text(worst.torch_share),
             Cell("" if several is None else str(several), "bad" if several else ""),
             f"{worst.case}: {worst.detail}",
         )
-        for who, op, dtype, count, worst, ulps, several in groups
+        for who, op, dtype, count, worst, several in groups
     ]
-    header = ("who", "operator", "type", "pass", "fail", "not offered", "worst/budget")
-    return table((*header, "ulp", "other bits", "worst element"), rows)
+    header = ("who", "operator", "type", *_COUNTED, "error/bound", "ulp", "torch")
+    return table((*header, "runs differ", "worst element"), rows)
 
 
 def _by_kind(kinds: list[Kind]) -> str:
     rows = [(op, kind, *_counts(count)) for op, kind, count in kinds]
-    return table(("operator", "kind", "pass", "fail", "not offered"), rows)
+    return table(("operator", "kind", *_COUNTED), rows)
 
 
 def _counts(count: Counter[Verdict]) -> tuple[str, Cell, str]:
@@ -70,15 +79,16 @@ def _listed(outcomes: list[Outcome]) -> str:
             one.case,
             one.kind,
             one.dtype,
-            Cell(one.verdict, _STYLES[one.verdict]),
-            f"{one.share:.3g}",
-            f"{one.ulps:.3g}",
-            {True: "same", False: "other", None: ""}[one.deterministic],
+            Cell(*_VERDICTS[one.verdict]),
+            share_text(one.share),
+            ulps_text(one.ulps),
+            share_text(one.torch_share),
+            {True: "alike", False: "differ", None: ""}[one.deterministic],
             one.detail,
         )
         for one in outcomes
     ]
-    header = ("operator", "case", "kind", "type", "verdict", "error/budget", "ulp", "bits")
+    header = ("operator", "case", "kind", "type", "verdict", "error/bound", "ulp", "torch", "runs")
     return table((*header, "worst element, or why"), rows)
 
 

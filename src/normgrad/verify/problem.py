@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normgrad import hostmem
-from normgrad.dtypes import compute_dtype
-from normgrad.geometry import Geometry, geometry_of
-from normgrad.spec import RESULTS, Op, Spec, TensorSpec, result_dtype
-from normgrad.validate import result_shape
+from normgrad.arrays import host_memory
+from normgrad.core.dtypes import compute_dtype
+from normgrad.core.geometry import Geometry, geometry_of
+from normgrad.core.operators import DATA, OPERATORS, RUNNING
+from normgrad.core.spec import Spec, TensorSpec, result_dtype
+from normgrad.core.validate import mask_shape, result_shape
 from normgrad.verify.cases import LAYOUTS, Case, Layout
 
 Values = NDArray[np.float64]
@@ -34,7 +35,7 @@ class HostArray:
     @property
     def values(self) -> Values:
         """The numbers, exactly."""
-        return hostmem.widen(self.array, self.dtype)
+        return host_memory.widen(self.array, self.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +62,11 @@ class Problem:
         return tuple(self.result_dtypes)
 
     @property
+    def measured(self) -> tuple[str, ...]:
+        """The roles that are looked at after a call: results, and operands written in place."""
+        return (*self.wanted, *self.spec.updated)
+
+    @property
     def given(self) -> dict[str, HostArray]:
         """Everything that a call hands over."""
         return self.operands | self.unread
@@ -78,17 +84,23 @@ def request(case: Case, tensors: dict[str, TensorSpec], result_dtypes: dict[str,
     """A case on operands of these shapes, wherever they live, with contiguous results."""
     tensors = dict(tensors)
     axis = case.channel_axis
-    if case.op is Op.GROUP_NORM:
-        tensors |= {role: tensors[role].move_axis(axis, 1) for role in ("dy", "x")}
+    operator = OPERATORS[case.op]
+    if operator.axes == "groups":
+        tensors |= {role: one.move_axis(axis, 1) for role, one in tensors.items() if role in DATA}
         axis = 1
     bare = Spec(
         op=case.op,
         training=case.training,
-        rstd_is=case.statistic if case.training else "variance",
+        rstd_is=case.statistic,
+        momentum=case.momentum,
+        biased=case.biased,
         eps=case.eps,
         channel_axis=axis,
         num_groups=case.num_groups,
-        normalized_shape=case.normalized_shape if case.op is Op.LAYER_NORM else (),
+        weight_offset=case.weight_offset,
+        activation=case.activation,
+        negative_slope=case.negative_slope,
+        normalized_shape=case.normalized_shape if operator.axes == "rows" else (),
         **tensors,  # type: ignore[arg-type]
     )
     results = {
@@ -101,41 +113,75 @@ def request(case: Case, tensors: dict[str, TensorSpec], result_dtypes: dict[str,
 def make_problem(case: Case, dtype: str, seed: int = 0) -> Problem:
     """Random numbers for a case; the same seed gives the same problem."""
     rng = np.random.default_rng([seed, zlib.crc32(f"{case.name}/{dtype}".encode())])
-    x = centre_of(case, dtype) + 3.0 * rng.standard_normal(case.shape)
-    dy = rng.standard_normal(case.shape) + 0.25
-    if case.poison is not None:
-        x.flat[7], dy.flat[11] = case.poison, case.poison
-    operands = {
-        "dy": _lay_out(dy, dtype, case.layout, "dy"),
-        "x": _lay_out(x, dtype, case.layout, "x"),
-    }
+    operator = OPERATORS[case.op]
+    data = _data(case, dtype, rng)
+    operands = {role: _lay_out(one, dtype, case.layout, role) for role, one in data.items()}
     statistics_dtype = case.statistics_dtype or dtype
 
     def vector(values: Values, dtype: str = statistics_dtype) -> HostArray:
         return _lay_out(values, dtype, case.vectors, "vector")
 
     mean, rstd = _statistics(case, operands["x"].values, rng)
-    operands |= {"mean": vector(mean), "rstd": vector(rstd)}
+    statistics = {"mean": mean, "rstd": rstd}
+    operands |= {role: vector(statistics[role]) for role in operator.statistics}
     geometry = Problem(case, dtype, operands).geometry
     parameters: tuple[int, ...] = (geometry.parameters,)
-    if case.op is Op.LAYER_NORM:
+    if operator.axes == "rows":
         parameters = case.normalized_shape
-    if case.weight:
+    if case.each_sample:
+        ones = (1,) * (len(case.shape) - case.normalized - 1) if operator.axes == "rows" else ()
+        parameters = (case.shape[0], *ones, *parameters)
+    if case.weight and "gamma" in operator.takes:
         gamma = 1.0 + 0.5 * rng.standard_normal(parameters)
         operands["gamma"] = vector(gamma, dtype if case.own_weight else statistics_dtype)
-    if case.op is Op.BATCH_NORM_ELEMT:
-        count = max(geometry.count, 1)
+    if case.bias and "beta" in operator.takes and (operator.forward or case.activation):
+        beta = rng.standard_normal(parameters)
+        operands["beta"] = vector(beta, dtype if case.own_weight else statistics_dtype)
+    if case.running:
+        others = _foreign_statistics(parameters, rng)
+        operands |= {role: vector(one) for role, one in zip(RUNNING, others, strict=True)}
+    count = max(geometry.count, 1)
+    if operator.sums == "given" and "sum_dy" in operator.takes:
         sums = case.sums_dtype or compute_dtype((dtype,))
         operands["sum_dy"] = vector(count * rng.standard_normal(parameters), sums)
         operands["sum_dy_xmu"] = vector(count * rng.standard_normal(parameters), sums)
-        counts = rng.integers(1, 2 * count + 1, case.ranks).astype(case.counts_dtype)
+    if "counter" in operator.takes:
+        ranks = case.shape[0] if "variances" in operator.takes else case.ranks
+        counts = rng.integers(1, 2 * count + 1, ranks).astype(case.counts_dtype)
         operands["counter"] = HostArray(counts, case.counts_dtype)
+    if case.shortcut == "mask" and not operator.forward:  # of a forward pass on other data
+        shape = mask_shape(request(case, {role: one.tensor for role, one in operands.items()}, {}))
+        operands["mask"] = HostArray(rng.integers(0, 256, shape, np.uint8), "uint8")
     unread: dict[str, HostArray] = {}
     if case.both_statistics:
         names = ("running_mean", "running_var") if case.training else ("save_mean", "save_invstd")
         others = _foreign_statistics(mean.shape, rng)
         unread = {name: vector(values) for name, values in zip(names, others, strict=True)}
     return Problem(case, dtype, operands, _result_dtypes(case, dtype, operands), unread)
+
+
+def _data(case: Case, dtype: str, rng: np.random.Generator) -> dict[str, Values]:
+    """The operands in the shape of the data."""
+    operator = OPERATORS[case.op]
+    # Of a far centre the nearest number of the type, so that elements of no spread are alike.
+    x = centre_of(case, dtype) + case.spread * rng.standard_normal(case.shape)
+    data = {"x": x}
+    if "dy" in operator.takes:
+        data = {"dy": rng.standard_normal(case.shape) + 0.25, "x": x}
+        if case.poison is not None:
+            data["dy"].flat[11] = case.poison
+    if "variances" in operator.takes:
+        data["variances"] = 0.5 + rng.random(case.shape)
+    if case.poison is not None:
+        x.flat[7] = case.poison
+    for role, there in (
+        ("residual", case.residual),
+        ("dsum", case.residual),
+        ("shortcut", case.shortcut == "values" or (operator.forward and case.shortcut == "mask")),
+    ):
+        if there and role in operator.takes:
+            data[role] = rng.standard_normal(case.shape)
+    return data
 
 
 def centre_of(case: Case, dtype: str) -> float:
@@ -153,17 +199,18 @@ def _result_dtypes(case: Case, dtype: str, operands: dict[str, HostArray]) -> di
 
 def wanted_dtypes(case: Case, data: str, parameters: str) -> dict[str, str]:
     """The types of a case's wanted results."""
-    wanted = zip(RESULTS[case.op], case.wanted, strict=True)
+    wanted = zip(case.results, case.wanted, strict=True)
     compute = compute_dtype((data,))
     return {role: result_dtype(role, data, parameters, compute) for role, want in wanted if want}
 
 
 def _statistics(case: Case, x: Values, rng: np.random.Generator) -> tuple[Values, Values]:
     """Mean and the second statistic as the case wants it."""
-    if case.op is Op.LAYER_NORM:
+    kind = OPERATORS[case.op].axes
+    if kind == "rows":
         axes = tuple(range(len(case.shape) - case.normalized, len(case.shape)))
         data = x
-    elif case.op is Op.GROUP_NORM:
+    elif kind == "groups":
         moved = np.moveaxis(x, case.channel_axis, 1)
         depth = moved.shape[1] // case.num_groups
         data = moved.reshape(moved.shape[0], case.num_groups, depth * math.prod(moved.shape[2:]))
@@ -172,13 +219,14 @@ def _statistics(case: Case, x: Values, rng: np.random.Generator) -> tuple[Values
         axes = tuple(axis for axis in range(x.ndim) if axis != case.channel_axis)
         data = x
     if case.own_statistics and data.size and case.poison is None:
-        mean = data.mean(axis=axes, keepdims=case.op is Op.LAYER_NORM)
-        variance = data.var(axis=axes, keepdims=case.op is Op.LAYER_NORM)
+        mean = data.mean(axis=axes, keepdims=kind == "rows")
+        variance = data.var(axis=axes, keepdims=kind == "rows")
+        if not OPERATORS[case.op].centred:
+            variance = np.mean(data * data, axis=axes, keepdims=kind == "rows")
     else:
-        shape = np.zeros(data.shape).sum(axis=axes, keepdims=case.op is Op.LAYER_NORM).shape
+        shape = np.zeros(data.shape).sum(axis=axes, keepdims=kind == "rows").shape
         mean, variance = _foreign_statistics(shape, rng)
-    as_variance = case.statistic == "variance" or not case.training
-    rstd = variance if as_variance else 1.0 / np.sqrt(variance + case.eps)
+    rstd = variance if case.statistic == "variance" else 1.0 / np.sqrt(variance + case.eps)
     return mean, rstd
 
 
@@ -189,7 +237,7 @@ def _foreign_statistics(shape: tuple[int, ...], rng: np.random.Generator) -> tup
 
 def _lay_out(values: Values, dtype: str, layout: Layout, role: str) -> HostArray:
     """The values in memory as a layout says."""
-    dense = hostmem.narrow(values, dtype)
+    dense = host_memory.narrow(values, dtype)
     if layout == "mixed":  # x and dy lie differently
         other: Layout = "channels-last" if dense.ndim > 2 else "transposed"
         layout = "contiguous" if role == "x" else other

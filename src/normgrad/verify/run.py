@@ -7,14 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from normgrad import functional, hostmem
-from normgrad.arrays import dense_numpy, numpy_type
-from normgrad.spec import RESULTS, Op, TensorSpec, dense_like
-from normgrad.validate import result_shape
+import normgrad
+from normgrad.arrays import host_memory
+from normgrad.arrays.kinds import dense_numpy, numpy_type
+from normgrad.core.operators import DATA, OPERATORS
+from normgrad.core.spec import TensorSpec, dense_like
+from normgrad.core.validate import result_shape
 from normgrad.verify.budget import Expected, expected
 from normgrad.verify.cases import Case
 from normgrad.verify.measure import Measurement, measure
 from normgrad.verify.problem import HostArray, Problem
+
+# Operands that are passed by name.
+_BY_NAME = {
+    "gamma": "weight",
+    "beta": "bias",
+    "running_mean": "running_mean",
+    "running_var": "running_var",
+}
+
+# Operands of fused calls alone.
+_FUSED = {"residual": "residual", "dsum": "grad_sum", "shortcut": "shortcut", "mask": "mask"}
 
 Results = dict[str, np.ndarray[Any, Any]]
 
@@ -23,12 +36,14 @@ def judge(problem: Problem, results: Results, truth: Expected | None = None) -> 
     """Every result of a problem measured against the truth, in the shape that the result has."""
     truth, spec = truth or expected(problem), problem.spec
     measurements = []
-    for role in problem.wanted:
+    for role in problem.measured:
+        if role not in results:  # of others' functions, which give an output alone
+            continue
         tensor = spec.present(role)
         want, budget = (
             values[role].reshape(tensor.shape) for values in (truth.values, truth.budgets)
         )
-        if role == "dx" and spec.op is Op.GROUP_NORM:
+        if role in DATA and spec.operator.axes == "groups":
             want, budget = (
                 np.moveaxis(values, 1, problem.case.channel_axis) for values in (want, budget)
             )
@@ -39,23 +54,48 @@ def judge(problem: Problem, results: Results, truth: Expected | None = None) -> 
 def run_backend(problem: Problem, backend: str | None) -> Results:
     """Results by role, from NumPy arrays or torch tensors. Outputs start as NaN."""
     device = _torch_device(problem, backend)
-    operands = {role: to_array(host, device) for role, host in problem.given.items()}
+    operands = operand_arrays(problem, device)
     out = tuple(
         to_array(_poisoned(problem, role), device) if role in problem.wanted else None
-        for role in RESULTS[problem.case.op]
+        for role in problem.case.results
     )
     call(problem, operands, out, backend)
     return {
-        role: hostmem.widen(from_array(array, device), problem.result_dtypes[role])
-        for role, array in zip(RESULTS[problem.case.op], out, strict=True)
+        role: host_memory.widen(from_array(array, device), problem.result_dtypes[role])
+        for role, array in zip(problem.case.results, out, strict=True)
         if array is not None
+    } | read_updates(problem, operands, device)
+
+
+def operand_arrays(problem: Problem, device: str | None) -> dict[str, Any]:
+    """The operands of a call; those that it writes are copies."""
+    updated = problem.spec.updated
+    return {
+        role: to_array(_copied(host) if role in updated else host, device)
+        for role, host in problem.given.items()
     }
+
+
+def read_updates(problem: Problem, operands: dict[str, Any], device: str | None) -> Results:
+    """The operands that a call has written, by role."""
+    return {
+        role: host_memory.widen(from_array(operands[role], device), problem.operands[role].dtype)
+        for role in problem.spec.updated
+    }
+
+
+def _copied(host: HostArray) -> HostArray:
+    """The same vector elsewhere, with the same gaps."""
+    step = host.tensor.strides[0]
+    storage = np.zeros(host.array.size * step, host.array.dtype)
+    storage[::step] = host.array
+    return HostArray(storage[::step], host.dtype)
 
 
 def _torch_device(problem: Problem, backend: str | None) -> str | None:
     """Where torch tensors are needed: on a GPU, and for bfloat16 instead of ml_dtypes."""
     if backend == "cuda":
-        from normgrad.backends.cuda.launch import interpreting
+        from normgrad.backends.cuda.run.launch import interpreting
 
         if not interpreting():  # on host memory
             return "cuda"
@@ -74,46 +114,59 @@ def bound_call(
 ) -> Callable[[], Any]:
     """The same, to be called again and again: the arguments are put together once."""
     name, arguments, options = invocation(problem.case, operands)
-    if problem.case.op is Op.BATCH_NORM_ELEMT and out is not None:
+    if len(problem.case.results) == 1 and out is not None:
         out = out[0]
-    function = getattr(functional, name)
+    function = getattr(normgrad, name)
     return functools.partial(function, *arguments, **options, out=out, backend=backend)
 
 
 def invocation(case: Case, operands: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     """Name, positional and keyword arguments of the public function for a case."""
-    dy, x = operands["dy"], operands["x"]
-    mean, rstd, gamma = operands["mean"], operands["rstd"], operands.get("gamma")
-    name = f"{case.op}_backward"
-    options: dict[str, Any] = {"output_mask": case.wanted, "channel_axis": case.channel_axis}
-    if case.op is Op.BATCH_NORM:
-        running = operands.get("running_mean"), operands.get("running_var")
-        saved = operands.get("save_mean"), operands.get("save_invstd")
-        pair = (*running, mean, rstd) if case.training else (mean, rstd, *saved)
-        options |= {"training": case.training, "eps": case.eps, "save_invstd_is": case.statistic}
-        return name, (dy, x, gamma, *pair), options
-    if case.op is Op.BATCH_NORM_REDUCE:
-        return name, (dy, x, mean, rstd, gamma), options
-    if case.op is Op.BATCH_NORM_ELEMT:
-        sums = (operands["sum_dy"], operands["sum_dy_xmu"], operands["counter"])
-        return name, (dy, x, mean, rstd, gamma, *sums), {"channel_axis": case.channel_axis}
-    if case.op is Op.LAYER_NORM:
-        normalized = case.normalized_shape
-        masked = {"output_mask": case.wanted}
-        return name, (dy, x, normalized, mean, rstd, gamma), masked
-    return name, (dy, x, mean, rstd, gamma), options | {"num_groups": case.num_groups}
+    operator = OPERATORS[case.op]
+    taken = ("dy", "x", *operator.statistics, "variances", "sum_dy", "sum_dy_xmu", "counter")
+    roles = [role for role in taken if role in operator.takes]
+    arguments = [operands[role] for role in roles]
+    options: dict[str, Any] = {}
+    for role, name in _BY_NAME.items():
+        if role in operator.takes:
+            options[name] = operands.get(role)
+    if operator.statistics and case.statistic == "variance":
+        options |= {"variance": operands["rstd"], "eps": case.eps}
+        arguments[roles.index("rstd")] = None
+    if operator.forward:
+        if "eps" in operator.settings and not operator.statistics:
+            options["eps"] = case.eps
+        if case.running:
+            options["momentum"] = case.momentum
+    elif operator.sums != "given":
+        options["output_mask"] = case.wanted
+    if operator.axes == "rows":
+        arguments.append(case.normalized_shape)
+    elif "channel_axis" in operator.settings:
+        options["channel_axis"] = case.channel_axis
+    if operator.axes == "groups":
+        arguments.append(case.num_groups)
+    if "training" in operator.settings:
+        options["training"] = case.training
+    if case.activation is not None:
+        options |= {"activation": case.activation, "negative_slope": case.negative_slope}
+    options |= {name: operands[role] for role, name in _FUSED.items() if role in operands}
+    if case.weight_offset:
+        options["weight_offset"] = case.weight_offset
+    return case.op, tuple(arguments), options
 
 
 def _poisoned(problem: Problem, role: str) -> HostArray:
     """A result full of NaN, laid out as x is."""
     dtype = problem.result_dtypes[role]
-    if role == "dx":
+    if role in DATA:
         like = dense_like(problem.operands["x"].tensor)
         tensor = TensorSpec(like.shape, like.strides, dtype)
     else:
         tensor = TensorSpec.contiguous(result_shape(problem.spec, role), dtype)
-    array = dense_numpy(tensor, hostmem.STORAGE[dtype])
-    array[...] = hostmem.narrow(np.full(tensor.shape, np.nan), dtype)
+    array = dense_numpy(tensor, host_memory.STORAGE[dtype])
+    blank = np.full(tensor.shape, 0xA5 if dtype == "uint8" else np.nan)
+    array[...] = host_memory.narrow(blank, dtype)
     return HostArray(array, dtype)
 
 
@@ -136,13 +189,13 @@ def to_torch(host: HostArray, device: str) -> Any:
     import torch
 
     tensor = host.tensor
-    low, high = hostmem.byte_range(tensor)
-    storage = hostmem.STORAGE[host.dtype]
+    low, high = host_memory.byte_range(tensor)
+    storage = host_memory.STORAGE[host.dtype]
     if any(step < 0 for step in tensor.strides):  # torch knows no negative strides
         return to_torch(HostArray(host.array.copy(), host.dtype), device)
     start = host.array.__array_interface__["data"][0]
     count = (high - low) // storage.itemsize
-    flat = hostmem.view(start, TensorSpec((count,), (1,), host.dtype)).copy()
+    flat = host_memory.view(start, TensorSpec((count,), (1,), host.dtype)).copy()
     signed = flat.view(np.int16) if host.dtype == "bfloat16" else flat
     moved = torch.from_numpy(signed).to(device)
     if host.dtype == "bfloat16":

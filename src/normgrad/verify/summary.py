@@ -1,9 +1,32 @@
 """Many outcomes in a few lines: by operator and type, by kind of case."""
 
+import math
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from normgrad.verify.foreign import Outcome, Verdict
+
+
+def worst_of(outcomes: Iterable[Outcome]) -> Outcome | None:
+    """The one of the largest error over its bound, if there is any."""
+    return max(outcomes, key=lambda one: one.share, default=None)
+
+
+def share_text(share: float | None) -> str:
+    """An error over its bound: where the truth is 0 any number, and none says more than 1e6."""
+    return "-" if share is None else _short(share)
+
+
+def ulps_text(ulps: float) -> str:
+    """Units in the last place, which a truth of 0 does not have."""
+    return "-" if math.isnan(ulps) else _short(ulps)
+
+
+def _short(value: float) -> str:
+    if value > 1e6:
+        return ">1e6"
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 class Group(NamedTuple):
@@ -14,7 +37,6 @@ class Group(NamedTuple):
     dtype: str
     verdicts: Counter[Verdict]
     worst: Outcome  # of the largest share
-    ulps: float
     other_bits: int | None  # cases whose runs differ; None where nothing ran twice
 
     @property
@@ -56,11 +78,10 @@ def summary(outcomes: list[Outcome]) -> Summary:
 
 
 def _group(key: tuple[str, str, str], members: list[Outcome]) -> Group:
-    worst = max(members, key=lambda one: one.share)
+    worst = worst_of(members) or members[0]
     repeated = [one.deterministic for one in members if one.deterministic is not None]
     other_bits = repeated.count(False) if repeated else None
-    ulps = max(one.ulps for one in members)
-    return Group(*key, _count(members), worst, ulps, other_bits)
+    return Group(*key, _count(members), worst, other_bits)
 
 
 def _count(outcomes: list[Outcome]) -> Counter[Verdict]:

@@ -1,4 +1,4 @@
-"""The host's processors at memory speed, through Numba. How it works: docs/cpu.md."""
+"""The host's processors at memory speed, through Numba. Read docs/contributors/cpu.md."""
 
 from normgrad.backends.cpu.backend import BACKEND
 

@@ -7,13 +7,20 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from normgrad.backends.base import Compiled, not_on_host, unknown_to_fast, unusable
-from normgrad.geometry import Geometry
-from normgrad.spec import Spec
-from normgrad.written import Source
+from normgrad.backends.base import Compiled, fused_form, not_on_host, unknown_to_fast, unusable
+from normgrad.backends.cpu.compiling import COMPILING
+from normgrad.calls.generated_call import Source
+from normgrad.core.geometry import Geometry
+from normgrad.core.operators import OPERATORS, Op
+from normgrad.core.spec import Spec
 
 if TYPE_CHECKING:
-    from normgrad.plan import Plan
+    from normgrad.core.plan import Plan
+
+
+# Forms of fused requests that its kernels take.
+_FUSED: tuple[str, ...] = ("activation", "residual", "shortcut", "weights of each sample")
+_OTHERS = (Op.RMS_NORM_BACKWARD, *(op for op in Op if OPERATORS[op].forward))
 
 
 class CpuBackend:
@@ -29,12 +36,17 @@ class CpuBackend:
 
     def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
         """Memory that the host cannot read, and operators to come."""
-        return not_on_host(spec.device) or unknown_to_fast(spec.op)
+        return (
+            not_on_host(spec.device)
+            or unknown_to_fast(spec.op, _OTHERS)
+            or fused_form(spec, _FUSED)
+        )
 
     def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
         """Partition, phases and workspace; compiles what the request needs and was not cached."""
-        from normgrad.backends.cpu.program import program
+        from normgrad.backends.cpu.plan.program import program
 
+        COMPILING.request = f"{spec.op} {spec.x.dtype}"
         return program(spec, geometry, compute)
 
     def run(

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normgrad import hostmem
+from normgrad.arrays import host_memory
 from normgrad.backends.base import Compiled
-from normgrad.backends.cpu import jit, slots, tasks
-from normgrad.backends.cpu.program import Config
-from normgrad.backends.cpu.sizes import ceil_div
+from normgrad.backends.cpu import jit, tasks
+from normgrad.backends.cpu.plan import ceil_div, slots
+from normgrad.backends.cpu.plan.program import Config
 from normgrad.backends.cpu.threads import driver, pool, team
-from normgrad.spec import ROLES, SLOT
-from normgrad.written import Source
+from normgrad.calls.generated_call import Source
+from normgrad.core.spec import ROLES, SLOT
 
 if TYPE_CHECKING:
-    from normgrad.plan import Plan
+    from normgrad.core.plan import Plan
 
 # Below this many elements (about 80 us of work) waking a helper costs more than it gives: its
 # turn at the interpreter lock comes 20 us late and more.
@@ -138,7 +138,7 @@ def _scratch(nbytes: int) -> tuple[Any, int]:
     owner, address, room = _kept.held
     if nbytes <= room:
         return owner, address
-    owner, address = hostmem.aligned_bytes(nbytes)
+    owner, address = host_memory.aligned_bytes(nbytes)
     if nbytes <= KEPT_BYTES:
         _kept.held = owner, address, nbytes
     return owner, address
@@ -174,9 +174,13 @@ def _interpret(
         tensor = spec.present(role)
         address = addresses[SLOT[role]]
         if tensor.size and address is not None:
-            low, high = hostmem.byte_range(tensor)
+            low, high = host_memory.byte_range(tensor)
             kind = writable if role in spec.wanted else readable
             kind.append((address + low, address + high))
+            if role == "dshortcut":  # what the norm's gradient is made of
+                readable.append((address + low, address + high))
+            if role in spec.updated:
+                writable.append((address + low, address + high))
     with memory(readable, writable), np.errstate(all="ignore"):
         drive: Any = driver.drive
         drive(config.block, [address or 0 for address in addresses], workspace, 0)

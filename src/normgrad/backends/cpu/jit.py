@@ -14,7 +14,8 @@ import numba
 from llvmlite import binding
 from numba import types
 
-from normgrad import forks
+from normgrad.backends.cpu.compiling import COMPILING
+from normgrad.core import fork_safe_lock
 
 # Without the compiler kernels run as plain Python on checked memory (see `checked`).
 ENABLED: Final = not numba.config.DISABLE_JIT
@@ -45,8 +46,10 @@ ATTEND_SIGNATURE: Final = types.int32(types.int64)
 LEAD_TEAM_SIGNATURE: Final = types.int64(*[types.int64] * 4)
 TAKE_PART_SIGNATURE: Final = types.void(types.int64)
 
+_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH  # modes that let others write
+
 # Numba's own lock is held inside it: a child that was forked meanwhile could never compile.
-_lock = forks.lock()
+_lock = fork_safe_lock.lock()
 
 
 def compiled(signature: Any, function: Callable[..., int]) -> Any:
@@ -54,15 +57,20 @@ def compiled(signature: Any, function: Callable[..., int]) -> Any:
     with _lock:  # Numba reads the folder from a global setting, when it is asked to cache
         folder = cache_folder()
         own = folder and folder / _digest(_identity(function).encode())
+        if own and not _made_private(own):
+            own = None
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(own or "")
         try:
-            if own:
-                try:
-                    return _compile(signature, function, cache=True)
-                except Exception:  # the disk is full, or a file was cut short: pickle raises any
-                    shutil.rmtree(own, ignore_errors=True)  # or every process would meet it
-            return _compile(signature, function, cache=False)
+            with COMPILING.kernel(own and folder) as kernel:
+                if own:
+                    try:
+                        made = _compile(signature, function, cache=True)
+                        kernel.was_kept = made.cache_hits > 0
+                        return made
+                    except Exception:  # a full disk, or a file cut short: pickle raises any
+                        shutil.rmtree(own, ignore_errors=True)  # or every process would meet it
+                return _compile(signature, function, cache=False)
         finally:
             numba.config.CACHE_DIR = before
 
@@ -97,34 +105,68 @@ def cache_folder() -> Path | None:
     host = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     target = f"{numba.__version__} {host} {numba.config.CPU_NAME} {numba.config.CPU_FEATURES}"
     name = f"normgrad-cpu-{_digest(*sources, target.encode())}"
+    for place in (_chosen, _temporary):
+        try:
+            folder = place()
+        except OSError:  # there is none, or it is relative to a directory that was removed
+            continue
+        if folder is not None and _made_private(folder / name):
+            return folder / name
+    return None
+
+
+def _chosen() -> Path | None:
+    """The folder that the user names, or one in his home; resolved, as links may change."""
     if numba.config.CACHE_DIR:
-        own = Path(numba.config.CACHE_DIR).absolute()  # the program may change its directory
-    elif (caches := os.environ.get("XDG_CACHE_HOME")) and Path(caches).is_absolute():
+        return Path(numba.config.CACHE_DIR).resolve()
+    if (caches := os.environ.get("XDG_CACHE_HOME")) and Path(caches).is_absolute():
         own = Path(caches) / "normgrad"
     else:
         own = Path(os.path.expanduser("~/.cache")) / "normgrad"  # noqa: PTH111 (never raises)
     # A user without a home has `~` itself, which would be a folder in the current directory.
-    if own.is_absolute() and _usable(own / name):
-        return own / name
-    user = getattr(os, "getuid", lambda: "user")()
-    try:
-        shared = Path(tempfile.gettempdir()) / f"normgrad-{user}"
-    except OSError:  # there is no such folder
+    if not own.is_absolute():
         return None
-    # Everybody can make folders in the temporary one: ours must be ours at both levels.
-    return shared / name if _usable(shared) and _usable(shared / name) else None
+    own = own.resolve()
+    # A home where files belong to a group of one user is 0775; one for everybody is a mistake, as
+    # caches that were made with a mask of 0.
+    if not _made_private(own) or _others_may_move_from(own.parent, stat.S_IWOTH):
+        return None
+    return own
 
 
-def _usable(folder: Path) -> bool:
-    """Whether it is ours alone and can be written: what lies there will be executed."""
+def _temporary() -> Path | None:
+    """A folder of ours in the temporary one, where everybody can make folders."""
+    parent = Path(tempfile.gettempdir()).resolve()
+    if _others_may_move_from(parent, _BY_OTHERS):
+        return None
+    user = getattr(os, "getuid", lambda: "user")()
+    own = parent / f"normgrad-{user}"
+    return own if _made_private(own) else None
+
+
+def _others_may_move_from(parent: Path, writers: int) -> bool:
+    """Whether a folder in it, private or not, may be replaced; the sticky bit prevents that."""
+    mode = parent.stat().st_mode
+    return bool(hasattr(os, "getuid") and mode & writers and not mode & stat.S_ISVTX)
+
+
+def _made_private(folder: Path) -> bool:
+    """Whether a folder is there and ours alone, made if need be: its files will be executed.
+
+    A link is nobody's: who made it may point it to another folder at any time.
+    """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        missing = [folder, *folder.parents]
+        while missing and missing[-1].exists():
+            missing.pop()
+        for one in reversed(missing):
+            one.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            return False
+        if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & _BY_OTHERS):
+            return False
         with tempfile.TemporaryFile(dir=folder):
-            pass
-        status = folder.stat()
+            return True
     except OSError:
         return False
-    if not hasattr(os, "getuid"):
-        return True
-    foreign = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return status.st_uid == os.getuid() and not foreign

@@ -4,17 +4,23 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from normgrad.backends.base import broken, missing, unknown_to_fast
-from normgrad.backends.cuda import strategies
+from normgrad.backends.base import broken, fused_form, missing, unknown_to_fast
 from normgrad.backends.cuda.device import INTERPRETER, device_of
-from normgrad.backends.cuda.launch import Aligned, has_mail, interpreting, run_program
-from normgrad.backends.cuda.mail import Mail, mail_of
-from normgrad.backends.cuda.program import Program
-from normgrad.backends.cuda.written import Site, write
-from normgrad.geometry import Geometry
-from normgrad.plan import Plan
-from normgrad.spec import Spec, device_index
-from normgrad.written import Source
+from normgrad.backends.cuda.plan import forms, strategies
+from normgrad.backends.cuda.plan.program import Program
+from normgrad.backends.cuda.run.exchange_areas import Mail, mail_of
+from normgrad.backends.cuda.run.generated_call import Site, write
+from normgrad.backends.cuda.run.launch import (
+    Aligned,
+    has_mail,
+    interpreting,
+    run_program,
+    unsupported_triton,
+)
+from normgrad.calls.generated_call import Source
+from normgrad.core.geometry import Geometry
+from normgrad.core.plan import Plan
+from normgrad.core.spec import Spec, device_index
 
 
 class CudaBackend:
@@ -31,13 +37,20 @@ class CudaBackend:
 
             if not torch.cuda.is_available():
                 return "torch sees no NVIDIA GPU here"
-        return reason or broken("triton")
+        reason = reason or broken("triton")
+        return reason if reason or interpreting() else unsupported_triton()
 
     def refuses(self, spec: Spec, geometry: Geometry) -> str | None:
         """Memory that is not on a GPU, too many statistics, and operators to come."""
         if not spec.device.startswith("cuda") and not interpreting():
             return f"it computes on NVIDIA GPUs, the arrays are on {spec.device}"
-        return unknown_to_fast(spec.op) or strategies.too_many(geometry)
+        if spec.biased and spec.updated:
+            return "its kernels update running variances by the unbiased one"
+        return (
+            unknown_to_fast(spec.op, forms.TAKEN)
+            or fused_form(spec, forms.FUSED)
+            or strategies.too_many(geometry)
+        )
 
     def configure(self, spec: Spec, geometry: Geometry, compute: str) -> tuple[object, int]:
         """The kernel plan for the request's device."""
@@ -52,7 +65,7 @@ class CudaBackend:
         program = plan.config
         assert isinstance(program, Program)
         if interpreting():
-            from normgrad.backends.cuda.interpret import interpret
+            from normgrad.backends.cuda.run.interpret import interpret
 
             interpret(program, plan.spec, addresses, workspace, self.interpreted_mail)
             return

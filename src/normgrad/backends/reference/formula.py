@@ -1,4 +1,4 @@
-"""The gradients, once, for all five operators.
+"""The gradients, once, for all operators.
 
 Written for arrays of any library whose operators and ``sum(axis=, keepdims=)`` are NumPy's: the
 reference backend runs it on NumPy, the judge of GPU results on torch, both in float64. Arrays have
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normgrad.geometry import Geometry
+from normgrad.core.geometry import Geometry
 
 Array = Any
 
@@ -26,6 +26,11 @@ def inverse_deviation(variance: Array, eps: float) -> Array:
     """``rstd`` where the second statistic is a variance."""
     # Arrays of NumPy and of torch take a root here: a power of -0.5 would give -inf a deviation.
     return 1.0 / (variance + eps) ** 0.5
+
+
+def variance_of(rstd: Array, eps: float) -> Array:
+    """The variance that an inverse deviation was made of."""
+    return 1.0 / (rstd * rstd) - eps
 
 
 def normalized(x: Array, mean: Array, rstd: Array) -> Array:
@@ -49,16 +54,23 @@ def total(terms: Array, axes: tuple[int, ...]) -> Array:
 
 
 def parameter_sums(dy: Array, xhat: Array, geometry: Geometry) -> tuple[Array, Array]:
-    """``dgamma`` and ``dbeta``, with the summed axes kept."""
+    """``dgamma`` and ``dbeta``, with the summed axes kept; the rows of each sample apart."""
     axes = geometry.parameter_axes
+    if geometry.samples > 1:
+        apart = (geometry.samples, geometry.outer // geometry.samples, *geometry.shape[1:])
+        first, second = (
+            total(terms.reshape(apart), (1, 4)).reshape(geometry.parameter_shape)
+            for terms in (dy * xhat, dy)
+        )
+        return first, second
     return total(dy * xhat, axes), total(dy, axes)
 
 
-def own_correction(g: Array, xhat: Array, geometry: Geometry) -> Correction:
+def own_correction(g: Array, xhat: Array, geometry: Geometry, *, centred: bool) -> Correction:
     """The correction when the statistics came from these very data."""
     axes = geometry.statistic_axes
     return Correction(
-        total(g, axes) / geometry.count,
+        total(g, axes) / geometry.count if centred else 0.0,
         total(g * xhat, axes) / geometry.count,
     )
 
@@ -83,3 +95,33 @@ def input_gradient(g: Array, xhat: Array, outside: Array, correction: Correction
     if correction is None:
         return g * outside
     return (g - correction.offset - xhat * correction.slope) * outside
+
+
+def moments(x: Array, geometry: Geometry, *, centred: bool) -> tuple[Array, Array]:
+    """Mean and biased variance of what shares a statistic; about 0 for root mean squares."""
+    axes, count = geometry.statistic_axes, max(geometry.count, 1)
+    if not geometry.size:  # whose sum has the shape and is 0
+        return total(x, axes), total(x, axes)
+    # From one of the elements on: a constant group has exactly its constant for a mean.
+    first = x[tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(4))]
+    mean = first + total(x - first, axes) / count if centred else 0.0
+    return mean, total((x - mean) ** 2, axes) / count
+
+
+def output(x: Array, mean: Array, rstd: Array, gamma: Array, beta: Array) -> Array:
+    """What a norm gives, in the order that all backends keep: a far mean goes first."""
+    return (x - mean) * (rstd * gamma) + beta
+
+
+def joined_moments(means: Array, variances: Array, counts: Array) -> tuple[Array, Array, Array]:
+    """Mean, biased variance and count over ranks, whose axis is the first and is kept."""
+    counts = counts.reshape(-1, *[1] * (means.ndim - 1))
+    count = counts.sum()
+    mean = means[:1] + ((means - means[:1]) * counts).sum(axis=0, keepdims=True) / count
+    spread = (counts * (variances + (means - mean) ** 2)).sum(axis=0, keepdims=True)
+    return mean, spread / count, count
+
+
+def updated(running: Array, statistic: Array, momentum: float) -> Array:
+    """A running statistic after this batch."""
+    return (1.0 - momentum) * running + momentum * statistic

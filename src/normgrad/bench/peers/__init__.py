@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Final
 
-from normgrad.errors import OptionError
+from normgrad.core.errors import OptionError
 
 if TYPE_CHECKING:
     from normgrad.bench.contender import Peer

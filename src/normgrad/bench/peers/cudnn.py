@@ -6,7 +6,7 @@ import torch
 
 from normgrad.bench.contender import NotOffered, Runner, by_role
 from normgrad.bench.problems import DeviceProblem
-from normgrad.spec import Op
+from normgrad.core.operators import OPERATORS, Op
 
 
 class Cudnn:
@@ -24,8 +24,10 @@ class Cudnn:
     def prepare(self, problem: DeviceProblem) -> Runner:
         """All three gradients of training; the reserve comes from a forward pass."""
         case, operands = problem.workload.case, problem.operands
-        if case.op is not Op.BATCH_NORM or not case.training or not all(case.wanted):
+        if case.op is not Op.BATCH_NORM_BACKWARD or not case.training or not all(case.wanted):
             raise NotOffered("cuDNN has batch norm in training, all three gradients, alone")
+        if OPERATORS[case.op].forward or not OPERATORS[case.op].centred:
+            raise NotOffered("only backward operators with a mean are called")
         dy, x, mean, rstd = (operands[role] for role in ("dy", "x", "mean", "rstd"))
         gamma = operands.get("gamma")
         if gamma is None:

@@ -6,7 +6,7 @@ import math
 from normgrad.backends.base import broken
 from normgrad.bench.contender import NotOffered, Runner, by_role
 from normgrad.bench.problems import DeviceProblem
-from normgrad.spec import Op
+from normgrad.core.operators import OPERATORS, Op
 
 _NEEDS = ("flag_gems", "yaml", "sqlalchemy", "packaging")
 
@@ -28,12 +28,14 @@ class FlagGems:
     def prepare(self, problem: DeviceProblem) -> Runner:
         """The functions that it registers for aten's backward operators."""
         case, operands = problem.workload.case, problem.operands
+        if OPERATORS[case.op].forward or not OPERATORS[case.op].centred:
+            raise NotOffered("only backward operators with a mean are called")
         dy, x, mean, rstd = (operands[role] for role in ("dy", "x", "mean", "rstd"))
         gamma = operands.get("gamma")
         if gamma is None:
             raise NotOffered("it is called with a weight alone")
         mask = list(case.wanted)
-        if case.op is Op.LAYER_NORM:
+        if case.op is Op.LAYER_NORM_BACKWARD:
             from flag_gems.ops.layernorm import layer_norm_backward
 
             # It takes the first axis for the rows.
@@ -44,7 +46,7 @@ class FlagGems:
                 lambda: layer_norm_backward(dy, x, tail, mean, rstd, gamma, gamma, mask),
                 lambda arrays: by_role(problem, arrays),
             )
-        if case.op is Op.GROUP_NORM:
+        if case.op is Op.GROUP_NORM_BACKWARD:
             from flag_gems.ops.groupnorm import group_norm_backward
 
             sizes = (case.shape[0], case.shape[1], math.prod(case.shape[2:]), case.num_groups)
@@ -52,7 +54,7 @@ class FlagGems:
                 lambda: group_norm_backward(dy, x, mean, rstd, gamma, *sizes, mask),
                 lambda arrays: by_role(problem, arrays),
             )
-        if case.op is Op.BATCH_NORM and case.training and case.wanted[0]:
+        if case.op is Op.BATCH_NORM_BACKWARD and case.training and case.wanted[0]:
             from flag_gems.ops.batch_norm import batch_norm_backward
 
             return Runner(

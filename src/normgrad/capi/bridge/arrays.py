@@ -48,11 +48,34 @@ def external(
         arguments = (shape, rank, dtype, steps, offset, format, stored, storage_rank, data)
         return made("TENSOR", target(*arguments))
 
-    def bool_array(values: Any, count: int) -> int:
-        return made("BOOL_ARRAY", target(copied(values, count), count))
+    def array_of(kind: str) -> Callable[..., int]:
+        return lambda values, count: made(kind, target(copied(values, count), count))
 
-    def int_array(values: Any, count: int) -> int:
-        return made("INT_ARRAY", target(copied(values, count), count))
+    def counts(values: Any) -> int:
+        if values == ffi.NULL:
+            return null_result(function, function.parameters[0].name)
+        status, found = target()
+        if status == 0:
+            values[0 : len(found)] = found
+        return int(status)
+
+    def list_of(kind: str) -> Callable[..., int]:
+        def create(values: Any, count: int) -> int:
+            pointers = copied(values, count)
+            given = None if pointers is None else [handles.find(each) for each in pointers]
+            handle = made(kind, target(given, count))
+            if handle:
+                handles.members[handle] = tuple(each for each in pointers or () if each)
+            return handle
+
+        return create
+
+    def destroy_list(pointer: int) -> int:
+        status = target(handles.find(pointer))
+        if status == 0 and pointer:
+            for each in (*handles.members.pop(pointer, ()), pointer):
+                handles.end(each)
+        return int(status)
 
     def descriptor(result: Any, rank: int, shape: Any, strides: Any, dtype: int) -> int:
         if result == ffi.NULL:
@@ -82,8 +105,15 @@ def external(
 
     calls: dict[str, Callable[..., Any]] = {
         "aclCreateTensor": tensor,
-        "aclCreateBoolArray": bool_array,
-        "aclCreateIntArray": int_array,
+        "aclCreateBoolArray": array_of("BOOL_ARRAY"),
+        "aclCreateIntArray": array_of("INT_ARRAY"),
+        "aclCreateFloatArray": array_of("FLOAT_ARRAY"),
+        "aclCreateScalar": lambda value, dtype: made("SCALAR", target(value, dtype)),
+        "aclCreateTensorList": list_of("TENSOR_LIST"),
+        "aclCreateScalarList": list_of("SCALAR_LIST"),
+        "aclDestroyTensorList": destroy_list,
+        "aclDestroyScalarList": destroy_list,
+        "infinirtGetAllDeviceCount": counts,
         "infiniopCreateTensorDescriptor": descriptor,
         **dict.fromkeys(_GETTERS, getter),
     }

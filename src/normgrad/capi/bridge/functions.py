@@ -9,9 +9,10 @@ from normgrad.capi.bridge import arrays, operators
 from normgrad.capi.bridge.handles import Handles
 from normgrad.capi.generate import bridged
 from normgrad.capi.signatures import FACES, HANDLES, Function, Parameter
+from normgrad.core.errors import tell
 from normgrad.device import memory, messages
-from normgrad.errors import tell
 from normgrad.infiniop import status as infini
+from normgrad.infiniop.operators import OPERATORS
 
 External = Callable[..., Any]
 
@@ -27,11 +28,15 @@ _NULL: Final[dict[str, int]] = {
     "aclnnStatus": acl.NULLPTR,
     "infiniStatus_t": infini.NULL_POINTER,
 }
-_BAD_PARAM: Final = (
-    "infiniopCreateBatchNormBackwardDescriptor",
-    "infiniopGetBatchNormBackwardWorkspaceSize",
-)
+# infiniop's operators call a null pointer what they call every other argument.
+_BAD_PARAM: Final = {
+    name
+    for one in OPERATORS
+    for name in (f"infiniopCreate{one.name}Descriptor", f"infiniopGet{one.name}WorkspaceSize")
+}
 _TEXT: Final = "aclrtGetSocName"  # returns a string, and no status
+# Functions after which a stream may have no context any more.
+_ENDS_CONTEXTS: Final = ("aclrtDestroyContext", "aclrtResetDevice")
 # Functions of which one result is enough: as in the vendor's library, the others may be null.
 _ONE_IS_ENOUGH: Final = ("infinirtGetDevice",)
 
@@ -78,6 +83,7 @@ def _plain(handles: Handles, function: Function, target: Callable[..., Any]) -> 
             inputs.append((place, _reader(handles, parameter)))
     end = _ender(handles, function)
     least = 1 if function.name in _ONE_IS_ENOUGH else len(outputs)
+    ends_contexts = function.name in _ENDS_CONTEXTS
 
     def call(*args: Any) -> int:
         missing = [name for place, name, _ in outputs if args[place] == null]
@@ -94,6 +100,8 @@ def _plain(handles: Handles, function: Function, target: Callable[..., Any]) -> 
                     write(args[place], value)
             if end is not None and args[0]:
                 end(args[0])
+            if ends_contexts:
+                handles.end_orphans()
         return int(status)
 
     return call
@@ -105,7 +113,7 @@ def _reader(handles: Handles, parameter: Parameter) -> Callable[[Any], Any] | No
     if parameter.handle:
         return handles.find
     if parameter.plain == "char*":
-        return lambda text: handles.ffi.string(text).decode("utf-8", "replace") if text else None
+        return handles.text
     return None
 
 
@@ -114,8 +122,10 @@ def _writer(handles: Handles, plain: str) -> Callable[[Any, Any], None]:
     kind = HANDLES.get(target)
     new = handles.new_face if target in FACES else handles.new
 
+    convert = float if target == "float" else int
+
     def value(pointer: Any, found: Any) -> None:
-        pointer[0] = int(found)
+        pointer[0] = convert(found)
 
     def handle(pointer: Any, found: Any) -> None:
         assert kind is not None
@@ -165,7 +175,7 @@ def _recent(handles: Handles) -> External:
 
 def _checked(call: External, function: Function, ffi: Any) -> External:
     """In checked mode a C program sees the sentence of every failure without asking for it."""
-    if not memory.checked:
+    if not memory.checked or function.result == "size_t":  # 0 is an answer, too
         return call
 
     def telling(*args: Any) -> Any:
@@ -173,7 +183,7 @@ def _checked(call: External, function: Function, ffi: Any) -> External:
         if function.result in _FAILED:
             if answer:
                 _tell(answer)
-        elif not (answer if function.result in HANDLES else ffi.string(answer)):
+        elif not (ffi.string(answer) if function.name == _TEXT else answer):
             _tell()
         return answer
 

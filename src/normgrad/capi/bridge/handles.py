@@ -2,14 +2,20 @@
 
 from typing import Any
 
+from normgrad.aclnn.events import aclrtEvent
 from normgrad.aclnn.executor import aclOpExecutor
-from normgrad.aclnn.runtime import aclrtContext, aclrtStream
+from normgrad.aclnn.lists import aclFloatArray, aclScalarList, aclTensorList
+from normgrad.aclnn.runtime import aclrtContext
+from normgrad.aclnn.scalars import aclScalar
+from normgrad.aclnn.streams import aclrtStream
 from normgrad.aclnn.tensors import aclBoolArray, aclIntArray, aclTensor
 from normgrad.capi.signatures import HANDLES, operators
 from normgrad.infiniop.descriptors import infiniopTensorDescriptor_t
+from normgrad.infiniop.events import infinirtEvent_t
 from normgrad.infiniop.runtime import infinirtStream_t
 
 _ROOM = 64
+_LONGEST_TEXT = 4096
 
 
 class UnknownPointer(int):
@@ -28,7 +34,8 @@ class Handles:
         self.lib = lib
         self.kinds = {kind: getattr(lib, f"NORMGRAD_{kind}") for kind in HANDLES.values()}
         self.objects: dict[int, Any] = {}
-        self._owners: dict[int, object] = {}  # what C reads while a call is inside
+        self._owners: dict[int, Any] = {}  # what C reads while a call is inside
+        self.members: dict[int, tuple[int, ...]] = {}  # of a list: handles that end with it
         self._contexts: dict[aclrtContext, int] = {}
         self._tombs = {number: _tomb(kind) for kind, number in self.kinds.items()}
         names = enumerate(operators())
@@ -73,6 +80,17 @@ class Handles:
         found = self.objects.get(pointer)
         return found if found is not None or not pointer else self.dead(pointer)
 
+    def text(self, pointer: Any) -> str | None:
+        """What a C string says, as far as a name goes; None for null."""
+        if not pointer:
+            return None
+        found: bytes = self.ffi.string(pointer, _LONGEST_TEXT)
+        return found.decode("utf-8", "replace")
+
+    def payload(self, pointer: int) -> Any:
+        """What C reads of an object, with its owner; None for an object that has none."""
+        return self._owners.get(pointer)
+
     def find_face(self, pointer: int) -> Any:
         """The object behind memory that callers may read."""
         found = self.objects.get(self.lib.face_handle(pointer))
@@ -90,6 +108,12 @@ class Handles:
     def end(self, pointer: int) -> None:
         """Forget a handle, once no call is inside."""
         self.lib.handle_end(pointer)
+
+    def end_orphans(self) -> None:
+        """Forget the streams whose context has ended, so that C computes on none of them."""
+        for handle, found in self.objects.copy().items():
+            if type(found) is aclrtStream and found.orphaned:
+                self.end(handle)
 
     def end_face(self, pointer: int) -> None:
         """Forget a handle with memory."""
@@ -111,6 +135,12 @@ def _tomb(kind: str) -> Any:
         "TENSOR": aclTensor.__new__(aclTensor),
         "BOOL_ARRAY": aclBoolArray(()),
         "INT_ARRAY": aclIntArray(()),
+        "FLOAT_ARRAY": aclFloatArray(()),
+        "EVENT": aclrtEvent.__new__(aclrtEvent),
+        "RT_EVENT": infinirtEvent_t.__new__(infinirtEvent_t),
+        "SCALAR": aclScalar(b"", 0),
+        "TENSOR_LIST": aclTensorList(()),
+        "SCALAR_LIST": aclScalarList(()),
         "STREAM": aclrtStream(None, 0),
         "CONTEXT": aclrtContext(0),
         "RT_STREAM": infinirtStream_t("cpu", None, 0),

@@ -1,21 +1,27 @@
 """The two stages and the descriptor: where C takes over what Python has planned."""
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
+from normgrad.aclnn.executor import aclOpExecutor
 from normgrad.aclnn.status import Status
+from normgrad.arrays.host_memory import byte_range
 from normgrad.capi.bridge.handles import Handles
 from normgrad.capi.generate import COMPUTE
 from normgrad.capi.signatures import Function, operators
+from normgrad.core.dtypes import ITEMSIZE
+from normgrad.core.plan import Plan
+from normgrad.core.spec import ROLES
 from normgrad.device import memory, messages
+from normgrad.device.chain import Chain
 from normgrad.device.launch import Arrangement
-from normgrad.dtypes import ITEMSIZE
-from normgrad.hostmem import byte_range
-from normgrad.plan import Plan
-from normgrad.spec import ROLES
+from normgrad.infiniop.operators import OPERATORS
 
 _STAGE_ONE: Final = "GetWorkspaceSize"
-_CREATE: Final = "infiniopCreateBatchNormBackwardDescriptor"
+_MOVE: Final = re.compile("[aA]clSet(Input|Output)?TensorAddr")
+# The operator that a function makes descriptors of, by its name.
+_CREATE: Final = {f"infiniopCreate{one.name}Descriptor": one for one in OPERATORS}
 
 
 def external(
@@ -30,17 +36,19 @@ def external(
         return _stage_two(handles, target)
     if name.removesuffix(_STAGE_ONE) in operators():
         return _stage_one(handles, function, target, null_result)
+    if _MOVE.fullmatch(name):
+        return _move(handles, target)
     if name == "aclSetAclOpExecutorRepeatable":
         return _change(handles, target, handles.lib.handle_repeatable)
     if name == "aclDestroyAclOpExecutor":
         return _change(handles, target, handles.lib.handle_end)
-    return _descriptor(handles, function, target, null_result) if name == _CREATE else None
+    return _descriptor(handles, function, target, null_result) if name in _CREATE else None
 
 
 def plans(function: Function) -> bool:
     """Whether a call may need the compiler: to plan, or for a result that lies over an operand."""
     name = function.name
-    return name.removesuffix(_STAGE_ONE) in operators() or name in (_CREATE, COMPUTE)
+    return name.removesuffix(_STAGE_ONE) in operators() or name in (*_CREATE, *COMPUTE)
 
 
 def until_exit(handles: Handles, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,21 +71,25 @@ def _stage_one(
     null = handles.ffi.NULL
     find = handles.find
     op = operators().index(function.name.removesuffix(_STAGE_ONE))
-    is_handle = [parameter.handle is not None for parameter in function.parameters[:-2]]
+    readers = [
+        find if parameter.handle else handles.text if parameter.plain == "char*" else None
+        for parameter in function.parameters[:-2]
+    ]
 
     def call(*args: Any) -> int:
         *given, size, result = args
         if null in (size, result):
             return null_result(function, "workspaceSize" if size == null else "executor")
         values = [
-            find(item) if known else item for item, known in zip(given, is_handle, strict=True)
+            item if read is None else read(item) for item, read in zip(given, readers, strict=True)
         ]
         status, nbytes, executor = target(*values)
         if status != 0:
             return int(status)
         bound = executor.launch
-        launch = _launch(handles, op, bound.plan, bound.workspace_bytes, offer=not bound.moves)
-        launch[0].addresses = [address or 0 for address in bound.addresses]
+        direct = bound is not None and not bound.moves
+        launch = _launch(handles, op, executor.arrangement, offer=direct)
+        _tell_addresses(handles, launch[0], executor)
         handle = handles.new("EXECUTOR", executor, op, launch)
         if not handle:
             rule = "too many executors are alive: each needs its stage 2 or its destruction"
@@ -91,22 +103,49 @@ def _stage_one(
 
 
 def _launch(
-    handles: Handles, op: int, plan: Plan, workspace_bytes: int, *, offer: bool
+    handles: Handles, op: int, arrangement: Arrangement, *, offer: bool
 ) -> tuple[Any, Plan]:
     """What C needs to run a plan, with the plan it lives by; without an entry C asks Python."""
     launch = handles.ffi.new("struct normgrad_launch*")
     launch.op = op
-    launch.workspace_bytes = workspace_bytes
-    compiled = plan.compiled() if offer and not memory.checked else None
-    if compiled is not None:
-        launch.entry = handles.ffi.cast(_ENTRY, compiled.entry)
-        launch.block = handles.ffi.cast("int64_t*", compiled.block)
-        launch.helpers = compiled.helpers
-        launch.sync_bytes = compiled.sync_bytes
-    return launch, plan
+    launch.workspace_bytes = arrangement.workspace_bytes
+    if offer:
+        _offer(handles, launch, arrangement.plan)
+    return launch, arrangement.plan
 
 
 _ENTRY: Final = "int32_t(*)(int64_t*, int64_t*, int64_t, int64_t)"
+
+
+def _offer(handles: Handles, launch: Any, plan: Plan) -> None:
+    """The compiled entry, where there is one."""
+    compiled = None if memory.checked else plan.compiled()
+    if compiled is not None:
+        launch.block = handles.ffi.cast("int64_t*", compiled.block)
+        launch.helpers = compiled.helpers
+        launch.sync_bytes = compiled.sync_bytes
+        launch.entry = handles.ffi.cast(_ENTRY, compiled.entry)
+
+
+def _tell_addresses(handles: Handles, launch: Any, executor: aclOpExecutor) -> None:
+    """C may run what has all its addresses and needs no detour."""
+    bound = executor.launch
+    if bound is None or bound.moves:
+        launch.entry = handles.ffi.NULL
+        return
+    launch.addresses = [address or 0 for address in bound.addresses]
+    launch.workspace_bytes = bound.workspace_bytes
+
+
+def _move(handles: Handles, target: Callable[..., Any]) -> Callable[..., int]:
+    def call(pointer: int, index: int, tensor: int, address: int) -> int:
+        status = target(handles.find(pointer), index, handles.find(tensor), address)
+        payload = handles.payload(pointer)
+        if status == 0 and payload is not None:
+            payload[0].entry = handles.ffi.NULL  # Python looks at the addresses first
+        return int(status)
+
+    return call
 
 
 def _stage_two(handles: Handles, target: Callable[..., Any]) -> Callable[..., int]:
@@ -118,7 +157,12 @@ def _stage_two(handles: Handles, target: Callable[..., Any]) -> Callable[..., in
         # handle must not be entered: nobody would leave it.
         inside = lib.handle_kind(pointer) == is_executor and lib.handle_begin(pointer)
         executor = (handles.find if inside else handles.dead)(pointer)
+        waiting = inside and executor.launch is None  # for the addresses
         status = target(workspace, size, executor, handles.find(stream))
+        payload = handles.payload(pointer)
+        if waiting and status == 0 and executor.state == "ready" and payload is not None:
+            _offer(handles, *payload)
+            _tell_addresses(handles, payload[0], executor)
         if inside:
             (lib.handle_cancel if executor.state == "ready" else lib.handle_finish)(pointer)
         return int(status)
@@ -145,13 +189,17 @@ def _descriptor(
     target: Callable[..., Any],
     null_result: Callable[[Function, str], int],
 ) -> Callable[..., int]:
-    def call(handle: int, result: Any, *tensors: int) -> int:
+    operator = _CREATE[function.name]
+    number = OPERATORS.index(operator)
+    tensors = len(operator.tensors)
+
+    def call(handle: int, result: Any, *rest: Any) -> int:
         if result == handles.ffi.NULL:
             return null_result(function, function.parameters[1].name)
-        given = [handles.find(tensor) for tensor in tensors]
-        status, found = target(handles.find_face(handle), *given)
+        given = [handles.find(tensor) for tensor in rest[:tensors]]
+        status, found = target(handles.find_face(handle), *given, *rest[tensors:])
         if status == 0:
-            payload = _reusable(handles, found.arrangement)
+            payload = _reusable(handles, number, found.arrangement)
             face = handles.new_face("DESCRIPTOR", found, payload)
             if not face:
                 raise MemoryError("too many descriptors are alive")
@@ -161,16 +209,16 @@ def _descriptor(
     return call
 
 
-def _reusable(handles: Handles, arrangement: Arrangement) -> tuple[Any, Plan]:
+def _reusable(handles: Handles, number: int, arrangement: Arrangement) -> tuple[Any, Plan]:
     """A launch without addresses, and what they must be tested for."""
     plan = arrangement.plan
-    made = _launch(handles, 0, plan, arrangement.workspace_bytes, offer=True)
+    made = _launch(handles, number, arrangement, offer=not isinstance(arrangement, Chain))
     launch = made[0]
-    launch.itemsize = ITEMSIZE[plan.spec.x.dtype]
     for place, role in enumerate(ROLES):
         tensor = plan.spec.tensor(role)
         if tensor is not None:
             launch.low[place], launch.high[place] = byte_range(tensor)
+            launch.itemsize[place] = ITEMSIZE[tensor.dtype]
     launch.meetings = len(arrangement.meetings)
     for place, (one, two, same_view) in enumerate(arrangement.meetings):
         meeting = launch.meeting[place]

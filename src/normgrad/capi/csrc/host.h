@@ -16,7 +16,13 @@ enum normgrad_kind {
     NORMGRAD_RT_STREAM = 7,
     NORMGRAD_TENSOR_DESCRIPTOR = 8,
     NORMGRAD_HANDLE = 9,
-    NORMGRAD_DESCRIPTOR = 10
+    NORMGRAD_DESCRIPTOR = 10,
+    NORMGRAD_SCALAR = 11,
+    NORMGRAD_TENSOR_LIST = 12,
+    NORMGRAD_SCALAR_LIST = 13,
+    NORMGRAD_FLOAT_ARRAY = 14,
+    NORMGRAD_EVENT = 15,
+    NORMGRAD_RT_EVENT = 16
 };
 
 /* Two tensors that must not meet, by role; same_view: unless they are the very same view. */
@@ -34,16 +40,18 @@ struct normgrad_launch {
     int32_t op;
     int32_t helpers;
     int64_t sync_bytes;
-    int64_t addresses[11];
-    int64_t low[11];
-    int64_t high[11];
-    int64_t itemsize; /* of every tensor; low, high and this where addresses come with the call */
+    int64_t addresses[22];
+    int64_t low[22];
+    int64_t high[22];
+    int64_t itemsize[22]; /* low, high and this where addresses come with the call */
     int32_t meetings;
     struct normgrad_meeting meeting[32];
 };
 /* cffi: end */
 
-enum { NORMGRAD_ROLES = 11 };
+enum { NORMGRAD_ROLES = 22 }; /* as in normgrad.core.spec, a test compares them */
+_Static_assert(sizeof(((struct normgrad_launch*)0)->addresses) == 8 * NORMGRAD_ROLES,
+               "a place for every role");
 
 /* What Python may call in the library. */
 struct normgrad_host {

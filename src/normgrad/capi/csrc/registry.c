@@ -1,6 +1,6 @@
 /* Handles: numbers instead of pointers, so that a stale or invented one is found out, not read.
  *
- * A handle is tag (12 bits), kind (4), label (4), slot (20), generation (24): one number comes back
+ * A handle is tag (8 bits), kind (6), label (6), slot (20), generation (24): one number comes back
  * after four thousand million others. Every slot has one atomic word: generation, flags, and how
  * many calls are inside. An executor that is not repeatable is taken by the first call and gone
  * after it, whichever thread it is.
@@ -12,10 +12,12 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define TAG 0x4E6ull /* no address of a program begins like this */
-#define TAG_SHIFT 52
-#define KIND_SHIFT 48
+#define TAG 0x4Eull /* no address of a program begins like this */
+#define TAG_SHIFT 56
+#define KIND_SHIFT 50
 #define LABEL_SHIFT 44
+#define KIND_MASK 63
+#define LABEL_MASK 63
 #define SLOT_SHIFT 24
 #define SLOT_MASK 0xFFFFFull /* 20 bits */
 #define GENERATION_MASK 0xFFFFFFull /* 24 bits */
@@ -100,10 +102,16 @@ int normgrad_tagged(uint64_t handle) { return handle >> TAG_SHIFT == TAG; }
 
 static int kind_of(uint64_t handle)
 {
-    return normgrad_tagged(handle) ? (int)(handle >> KIND_SHIFT & 15) : 0;
+    return normgrad_tagged(handle) ? (int)(handle >> KIND_SHIFT & KIND_MASK) : 0;
 }
 
-static int label_of(uint64_t handle) { return (int)(handle >> LABEL_SHIFT & 15); }
+static int label_of(uint64_t handle) { return (int)(handle >> LABEL_SHIFT & LABEL_MASK); }
+
+/* Kind and label as they stand in a handle. */
+static uint32_t full_kind(int kind, int label)
+{
+    return (uint32_t)kind << (KIND_SHIFT - LABEL_SHIFT) | (uint32_t)label;
+}
 
 /* Whether a slot's word is still this handle's; asked again wherever another thread was faster. */
 static int is_of(uint64_t handle, struct word word)
@@ -116,7 +124,7 @@ static struct slot* find(uint64_t handle, struct word* word)
     struct slot* slot;
     if (!normgrad_tagged(handle) || !(slot = at(handle >> SLOT_SHIFT & SLOT_MASK)))
         return NULL;
-    if (atomic_load(&slot->kind) != (handle >> LABEL_SHIFT & 255))
+    if (atomic_load(&slot->kind) != full_kind(kind_of(handle), label_of(handle)))
         return NULL;
     *word = atomic_load(&slot->word);
     return is_of(handle, *word) ? slot : NULL;
@@ -148,7 +156,7 @@ static uint64_t handle_new(int kind, int label, void* payload)
     if (index) {
         struct slot* slot = at(index);
         struct word word = atomic_load(&slot->word);
-        uint32_t full = (uint32_t)kind << 4 | (uint32_t)label;
+        uint32_t full = full_kind(kind, label);
         word.generation = (word.generation + 1) & GENERATION_MASK;
         word.flags = 0;
         word.inside = 0;
@@ -240,7 +248,7 @@ static int handles_retired(uint64_t* handles, int room)
         struct slot* slot = at(index);
         uint32_t kind = atomic_load(&slot->kind);
         handles[count++] = number(index, atomic_load(&slot->word).generation, kind);
-        executors -= kind >> 4 == NORMGRAD_EXECUTOR;
+        executors -= kind >> (KIND_SHIFT - LABEL_SHIFT) == NORMGRAD_EXECUTOR;
         atomic_store(&slot->kind, 0);
         append(&resting, index);
     }

@@ -43,13 +43,9 @@ static int apart(const struct normgrad_launch* launch, const int64_t* addresses)
     return 1;
 }
 
-/* The roles of the eight tensors, in the order of the function. */
-enum { DY, X, MEAN, RSTD, GAMMA, SUM_DY, SUM_DY_XMU, COUNTER, DX, DGAMMA, DBETA };
-static const int roles[8] = {DX, DGAMMA, DBETA, X, DY, GAMMA, MEAN, RSTD};
-
-infiniStatus_t normgrad_infiniop(infiniopBatchNormBackwardDescriptor_t desc, void* workspace,
-                                 size_t workspace_size, const void* const data[8], void* stream,
-                                 int* to_python)
+infiniStatus_t normgrad_infiniop(int op, struct InfiniopDescriptor* desc, void* workspace,
+                                 size_t workspace_size, const void* const* data,
+                                 const int8_t* roles, int count, void* stream, int* to_python)
 {
     uint64_t handle = normgrad_host.face_handle((uintptr_t)desc);
     uint64_t stream_handle = (uint64_t)(uintptr_t)stream;
@@ -59,16 +55,16 @@ infiniStatus_t normgrad_infiniop(infiniopBatchNormBackwardDescriptor_t desc, voi
     *to_python = 1;
     if (!(launch = normgrad_take(handle, NORMGRAD_DESCRIPTOR)))
         return INFINI_STATUS_BAD_PARAM;
-    int right = launch->entry && has_room(launch, workspace, workspace_size) &&
+    int right = launch->entry && launch->op == op && has_room(launch, workspace, workspace_size) &&
                 (!normgrad_tagged(stream_handle) ||
                  normgrad_alive(stream_handle, NORMGRAD_RT_STREAM));
-    for (int i = 0; right && i < 8; i++) {
+    for (int i = 0; right && i < count; i++) {
         int role = roles[i];
         if (launch->low[role] == launch->high[role])
-            continue; /* empty: there may be no memory at all */
+            continue; /* empty or left out: there may be no memory at all */
         int64_t at = addresses[role] = (int64_t)(intptr_t)data[i];
         right = at > -launch->low[role] && at <= INT64_MAX - launch->high[role] &&
-                at % launch->itemsize == 0;
+                at % launch->itemsize[role] == 0;
     }
     if (!right || !apart(launch, addresses)) {
         normgrad_host.handle_cancel(handle);

@@ -14,9 +14,10 @@
 
 aclnnStatus normgrad_stage_two(int op, void* workspace, uint64_t workspace_size,
                                aclOpExecutor* executor, aclrtStream stream);
-infiniStatus_t normgrad_infiniop(infiniopBatchNormBackwardDescriptor_t desc, void* workspace,
-                                 size_t workspace_size, const void* const data[8], void* stream,
-                                 int* to_python);
+/* `data` are `count` addresses; each is of the role whose place `roles` has. */
+infiniStatus_t normgrad_infiniop(int op, struct InfiniopDescriptor* desc, void* workspace,
+                                 size_t workspace_size, const void* const* data,
+                                 const int8_t* roles, int count, void* stream, int* to_python);
 
 /* A whole call. A thread that is cancelled inside would keep our locks, or Python's: it goes when it
  * is back. Traps, rounding and flushed subnormals are the program's own and wait outside: NumPy

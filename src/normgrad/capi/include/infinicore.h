@@ -26,6 +26,8 @@ typedef enum {
     INFINI_DEVICE_NVIDIA = 1
 } infiniDevice_t;
 
+#define INFINI_DEVICE_TYPE_COUNT 9 /* kinds that have a number; two of them are ours */
+
 typedef enum {
     INFINI_DTYPE_I32 = 5,
     INFINI_DTYPE_I64 = 6,

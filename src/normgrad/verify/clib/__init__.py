@@ -1,10 +1,10 @@
 """A vendor's C library through its C interface: numbers and statuses by the same contract."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from normgrad.errors import OptionError
+from normgrad.core.errors import NormgradError, OptionError
 from normgrad.verify.clib.job import Job
 from normgrad.verify.foreign import Outcome
 
@@ -17,7 +17,7 @@ class Tester(Protocol):
         ...
 
 
-def jobs(path: Path, op: str | None, dtype: str | None) -> list[Job]:
+def jobs(path: Path, ops: Sequence[str] | None, dtypes: Sequence[str] | None) -> list[Job]:
     """Everything that a library is asked, without loading it."""
     if _kind(path) == "infiniop":
         from normgrad.verify.clib import infiniop
@@ -30,21 +30,24 @@ def jobs(path: Path, op: str | None, dtype: str | None) -> list[Job]:
     return [
         job
         for job in listed
-        if op in (None, job.blank.op) and dtype in (None, job.blank.dtype, job.dtype)
+        if (ops is None or job.blank.op in ops)
+        and (dtypes is None or {job.blank.dtype, job.dtype} & set(dtypes))
     ]
 
 
-def blanks(path: Path, op: str | None, dtype: str | None) -> list[Outcome]:
+def blanks(path: Path, ops: Sequence[str] | None, dtypes: Sequence[str] | None) -> list[Outcome]:
     """What to report of each job until it has run."""
-    found = [job.blank for job in jobs(path, op, dtype)]
+    found = [job.blank for job in jobs(path, ops, dtypes)]
     if not found:
         raise OptionError("the options", "must leave at least one case for the library", "none")
     return found
 
 
-def worker(path: Path, op: str | None, dtype: str | None, seed: int) -> Callable[[int], Outcome]:
+def worker(
+    path: Path, ops: Sequence[str] | None, dtypes: Sequence[str] | None, seed: int
+) -> Callable[[int], Outcome]:
     """Load the library, in the process that may crash."""
-    listed = jobs(path, op, dtype)
+    listed = jobs(path, ops, dtypes)
     try:
         tester = _opened(path)
     except (OSError, AttributeError, RuntimeError) as error:  # no library, no symbol, no success
@@ -70,6 +73,8 @@ def _kind(path: Path) -> str:
     """
     try:
         content = path.read_bytes()
+    except FileNotFoundError:
+        raise NormgradError(f"--lib: there is no file {path}") from None
     except OSError as error:
         raise OptionError("--lib", "must be a shared library that can be read", error) from error
     has = {

@@ -1,37 +1,46 @@
-"""``libopapi_nn.so`` with aclnn's four backward operators, and the runtime beside it."""
+"""``libopapi_nn.so`` with aclnn's operators, and the runtime beside it."""
 
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from normgrad.aclnn import products
 from normgrad.aclnn.constants import (
     ACL_MEM_MALLOC_HUGE_FIRST,
     ACL_MEMCPY_DEVICE_TO_HOST,
     ACL_MEMCPY_HOST_TO_DEVICE,
-    DTYPE_NAMES,
 )
+from normgrad.aclnn.dtypes import DTYPE_NAMES
+from normgrad.aclnn.pages import PAGES
 from normgrad.aclnn.status import ACL_SUCCESS
-from normgrad.spec import Op
-from normgrad.verify.cases import Case, select
+from normgrad.aclnn.table import Page
+from normgrad.core.spec import Op
+from normgrad.verify.cases import select
 from normgrad.verify.clib import aclnn_status
-from normgrad.verify.clib.aclnn_call import Argument, arguments_of
-from normgrad.verify.clib.job import Job, arrays_of, concluded, numeric, status
+from normgrad.verify.clib.aclnn_call import (
+    Argument,
+    arguments_of,
+    as_page,
+    expressible,
+    result_dtype,
+)
+from normgrad.verify.clib.job import Job, arrays_of, concluded, named, numeric, status
 from normgrad.verify.clib.memory import Placed, strided
 from normgrad.verify.foreign import Outcome
 from normgrad.verify.problem import HostArray, Problem, make_problem
 
-NAMES = {
-    Op.BATCH_NORM: products.BATCH_NORM,
-    Op.BATCH_NORM_ELEMT: products.ELEMT,
-    Op.LAYER_NORM: products.LAYER_NORM,
-    Op.GROUP_NORM: products.GROUP_NORM,
-}
 _DTYPES = {name: code for code, name in DTYPE_NAMES.items()}
+_PAGES = {page.name: page for page in PAGES}
+_NUMBERS: dict[str, Any] = {
+    "bool": ctypes.c_bool,
+    "int": ctypes.c_int64,
+    "int32": ctypes.c_int32,
+    "double": ctypes.c_double,
+}
 _TYPES = ("float16", "bfloat16", "float32")
 _BESIDE = ("libascendcl.so", "libnnopbase.so")
 _GAPS, _OFFSET = "results with gaps", "tensors at an offset"
@@ -40,40 +49,44 @@ _MASKS = ((True, False, False), (False, True, True))  # each result is left out 
 
 
 def jobs(who: str) -> list[Job]:
-    """Every case that the four operators can express, special memory, and the statuses."""
-    made = [
-        numeric(case, dtype, who)
-        for op in NAMES
-        for case in select(op)
-        if _expressible(case)
-        for dtype in _TYPES
+    """Every case that the operators can express, special memory, and the statuses."""
+    made: list[Job] = []
+    seen: set[Op] = set()
+    for page in PAGES:
+        listed = [*_numeric(page, who), *_statuses(page, who)]
+        if page.op in seen:  # the same mathematics under another name
+            listed = [named(job, page.name) for job in listed]
+        seen.add(page.op)
+        made += listed
+    return made
+
+
+def _numeric(page: Page, who: str) -> list[Job]:
+    name = page.name
+    cases = [
+        case
+        for case in map(functools.partial(as_page, page), select(page.op))
+        if expressible(page, case)
     ]
+    made = [numeric(case, dtype, who, "", name) for case in cases for dtype in _TYPES]
     made += [
-        numeric(select(op)[0], dtype, who, variant)
-        for op in NAMES
+        numeric(cases[0], dtype, who, variant, name)
         for variant in (_GAPS, _OFFSET)
         for dtype in _TYPES
+        if cases
     ]
-    made += [
-        numeric(case, dtype, who, _UNWANTED)
-        for op in NAMES
-        for case in select(op)
-        if case.mask in _MASKS and case.layout == "contiguous"
-        for dtype in _TYPES
-    ]
-    return made + [status(op, call, who) for op in NAMES for call in aclnn_status.calls(op)]
+    if any(one.kind == "mask" for one in page.parameters):
+        made += [
+            numeric(case, dtype, who, _UNWANTED, name)
+            for case in cases
+            if case.mask in _MASKS and case.layout == "contiguous"
+            for dtype in _TYPES
+        ]
+    return made
 
 
-def _expressible(case: Case) -> bool:
-    """Statistics as 1/sqrt(var + eps), channels at axis 1 or tagged NHWC, no negative strides.
-
-    Group norm's gamma has the type of the statistics.
-    """
-    last = case.op is Op.BATCH_NORM and len(case.shape) == 4 and case.channel_axis == 3
-    usual = case.training is False or case.statistic == "invstd"
-    alike = case.op is not Op.GROUP_NORM or not case.own_weight
-    placed = case.layout != "flipped" and (case.channel_axis == 1 or last)
-    return usual and alike and placed
+def _statuses(page: Page, who: str) -> list[Job]:
+    return [status(page.op, call, who, page.name) for call in aclnn_status.calls(page)]
 
 
 class Aclnn:
@@ -146,16 +159,22 @@ class Aclnn:
 
     def run(self, job: Job, seed: int) -> Outcome:
         """One job; an exception is a failure with its words."""
-        name = NAMES[Op(job.blank.op)]
+        page = _PAGES[job.operator]
         try:
-            self.function(name)
+            self.function(page.name)
         except AttributeError:
-            detail = f"not offered: the library has no {name}"
+            detail = f"not offered: the library has no {page.name}"
             return dataclasses.replace(job.blank, verdict="NONE", detail=detail)
         try:
             if job.case is None:
-                return aclnn_status.check(self, Op(job.blank.op), job.call, job.blank)
-            return self._numeric(job, make_problem(job.case, job.dtype, seed))
+                return aclnn_status.check(self, page, job.call, job.blank)
+            problem = make_problem(job.case, job.dtype, seed)
+            dtypes = {
+                role: result_dtype(page, role, problem, usual)
+                for role, usual in problem.result_dtypes.items()
+            }
+            problem = dataclasses.replace(problem, result_dtypes=dtypes)
+            return self._numeric(page, job, problem)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             return dataclasses.replace(job.blank, share=math.inf, detail=text)
@@ -214,9 +233,10 @@ class Aclnn:
                 create = self.function("aclCreateIntArray", ctypes.c_void_p)
                 values.append(ctypes.c_void_p(create(sizes, ctypes.c_uint64(len(value)))))
                 made.append(("aclDestroyIntArray", values[-1]))
+            elif one.kind == "text":
+                values.append(ctypes.c_char_p(value.encode()))
             else:
-                kinds = {"bool": ctypes.c_bool, "int": ctypes.c_int64, "double": ctypes.c_double}
-                values.append(kinds[one.kind](value))
+                values.append(_NUMBERS[one.kind](value))
         try:
             yield values
         finally:
@@ -231,10 +251,9 @@ class Aclnn:
             if one.kind == "tensor" and one.value is not None
         }
 
-    def compute(self, op: Op, values: list[Any]) -> None:
+    def compute(self, name: str, values: list[Any]) -> None:
         """Both stages."""
         size, executor = ctypes.c_uint64(), ctypes.c_void_p()
-        name = NAMES[op]
         plan = (*values, ctypes.byref(size), ctypes.byref(executor))
         self._must(f"{name}GetWorkspaceSize", *plan)
         workspace = self.malloc(size.value) if size.value else None
@@ -243,27 +262,28 @@ class Aclnn:
         if workspace is not None:
             self.free(workspace)
 
-    def _numeric(self, job: Job, problem: Problem) -> Outcome:
+    def _numeric(self, page: Page, job: Job, problem: Problem) -> Outcome:
         hosts = arrays_of(problem)
         if job.variant == _GAPS:
             hosts |= {role: strided(hosts[role], 3) for role in problem.wanted}
         if job.variant == _UNWANTED:
             unmasked = dataclasses.replace(problem.case, mask=())
             hosts = arrays_of(make_problem(unmasked, job.dtype)) | hosts
-        arguments = arguments_of(problem.case, hosts)
+        arguments = arguments_of(page, problem.case, hosts)
         placed = self.place(arguments)
-        roles = {one.name: one.role for one in arguments if one.name in placed}
-        results = {role: placed[name] for name, role in roles.items() if role in problem.wanted}
+        roles = {one.name: one.writes or one.role for one in arguments if one.name in placed}
+        measured = problem.measured
+        results = {role: placed[name] for name, role in roles.items() if role in measured}
         runs = []
         for turn in range(3):
             for memory in results.values() if turn else ():
                 memory.refill()
             at_offset = job.variant == _OFFSET
             with self.prepared(arguments, placed, at_offset=at_offset) as values:
-                self.compute(problem.case.op, values)
+                self.compute(page.name, values)
             runs.append({role: memory.read() for role, memory in results.items()})
         stray = [roles[name] for name, memory in placed.items() if memory.stray()]
-        others = [name for name, role in roles.items() if role not in problem.wanted]
+        others = [name for name, role in roles.items() if role not in measured]
         changed = [roles[name] for name in others if placed[name].touched()]
         for memory in placed.values():
             memory.free()

@@ -1,13 +1,17 @@
-"""The arguments of aclnn's backward operators, in order, for a case."""
+"""The arguments of an aclnn operator, in order, for a case: by the roles that its page names."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from normgrad.aclnn.constants import ACL_FORMAT_ND, ACL_FORMAT_NHWC
-from normgrad.spec import Op
+from normgrad.aclnn.request import INFERENCE
+from normgrad.aclnn.table import SHAPES, Page, Parameter
+from normgrad.core.operators import OPERATORS, STATISTICS, Op
 from normgrad.verify.cases import Case
-from normgrad.verify.problem import HostArray
+from normgrad.verify.problem import HostArray, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,110 +19,125 @@ class Argument:
     """A parameter by its aclnn name. Tensors hold a host array, and may have a false type."""
 
     name: str
-    kind: str  # tensor, mask, sizes, bool, int, double
+    kind: str  # tensor, or a kind of the page's
     value: Any
     role: str = ""
     form: int = ACL_FORMAT_ND
     dtype: int | None = None
     required: bool = True
+    writes: str = ""  # the result that an operand becomes
 
 
-def arguments_of(case: Case, hosts: dict[str, HostArray]) -> list[Argument]:
+def arguments_of(page: Page, case: Case, hosts: dict[str, HostArray]) -> list[Argument]:
     """Everything but the workspace size and the executor."""
-    return _MAKERS[case.op](case, hosts)
+    return [_argument(page, one, case, hosts) for one in page.parameters]
 
 
-def _tensor(
-    name: str,
-    role: str,
-    hosts: dict[str, HostArray],
-    form: int = ACL_FORMAT_ND,
-    *,
-    required: bool = True,
-) -> Argument:
-    return Argument(name, "tensor", hosts.get(role), role, form, required=required)
+def _argument(page: Page, one: Parameter, case: Case, hosts: dict[str, HostArray]) -> Argument:
+    if not one.is_tensor:
+        return Argument(one.name, one.kind, _value(page, one, case))
+    role = one.role if case.training else INFERENCE.get(one.role, one.role)
+    last = one.shape == "data" and case.channel_axis != 1
+    form = ACL_FORMAT_NHWC if last else ACL_FORMAT_ND
+    more: dict[str, Any] = {"required": one.required, "writes": one.writes}
+    value = hosts.get(role)
+    if value is None and role == "residual":  # of a gradient, whose cases have the sum
+        value = HostArray(np.zeros_like(hosts["x"].array), hosts["x"].dtype)
+    if not role and one.required:  # looked at for its sizes alone
+        value = HostArray(np.ones(SHAPES[one.shape][1], np.float32), "float32")
+    return Argument(one.name, "tensor", value, role, form, **more)
 
 
-def _mask(case: Case) -> Argument:
-    return Argument("outputMask", "mask", list(case.wanted))
-
-
-def _batch_norm(case: Case, hosts: dict[str, HostArray]) -> list[Argument]:
-    form = ACL_FORMAT_NHWC if case.channel_axis == 3 else ACL_FORMAT_ND
-    running, saved = ("running_mean", "running_var"), ("mean", "rstd")
-    if not case.training:
-        running, saved = ("mean", "rstd"), ("save_mean", "save_invstd")
-    names = ("runningMean", "runningVar", "saveMean", "saveInvstd")
-    vectors = [
-        _tensor(name, role, hosts, required=False)
-        for name, role in zip(names, (*running, *saved), strict=True)
+def _value(page: Page, one: Parameter, case: Case) -> Any:
+    if one.kind == "mask":
+        return list(case.wanted)
+    if one.kind == "sizes":
+        return list(case.normalized_shape)
+    if one.role:
+        return getattr(case, one.role)
+    wanted = dict(zip(case.results, case.wanted, strict=True))
+    asking = [
+        wanted[other.role]
+        for other in page.parameters
+        if other.when == one.name and other.role in wanted
     ]
-    return [
-        _tensor("gradOut", "dy", hosts, form),
-        _tensor("input", "x", hosts, form),
-        _tensor("weight", "gamma", hosts, required=False),
-        *vectors,
-        Argument("training", "bool", case.training),
-        Argument("eps", "double", case.eps),
-        _mask(case),
-        _tensor("gradInput", "dx", hosts, form),
-        _tensor("gradWeight", "dgamma", hosts),
-        _tensor("gradBias", "dbeta", hosts),
-    ]
+    if asking:
+        return asking[0]
+    shape = case.shape
+    sizes = {"N": shape[0], "C": shape[1], "HxW": math.prod(shape[2:])} if len(shape) > 1 else {}
+    return sizes.get(one.name, one.example)
 
 
-def _elemt(case: Case, hosts: dict[str, HostArray]) -> list[Argument]:
-    return [
-        _tensor("gradOut", "dy", hosts),
-        _tensor("input", "x", hosts),
-        _tensor("mean", "mean", hosts),
-        _tensor("invstd", "rstd", hosts),
-        _tensor("weight", "gamma", hosts, required=False),
-        _tensor("sumDy", "sum_dy", hosts),
-        _tensor("sumDyXmu", "sum_dy_xmu", hosts),
-        _tensor("counter", "counter", hosts),
-        _tensor("gradInput", "dx", hosts),
-    ]
+def as_page(page: Page, case: Case) -> Case:
+    """The case with the statistics that the page names, in their type if it has one."""
+    if page.op is Op.BATCH_NORM_STATS:
+        case = replace(case, statistic="invstd")
+    if not _has_wide_statistics(page):
+        return case
+    own = page.one_type or case.own_weight
+    return replace(case, statistics_dtype="float32", own_weight=own)
 
 
-def _layer_norm(case: Case, hosts: dict[str, HostArray]) -> list[Argument]:
-    tail = list(case.normalized_shape)
-    return [
-        _tensor("gradOut", "dy", hosts),
-        _tensor("input", "x", hosts),
-        Argument("normalizedShape", "sizes", tail),
-        _tensor("mean", "mean", hosts),
-        _tensor("rstd", "rstd", hosts),
-        _tensor("weightOptional", "gamma", hosts, required=False),
-        Argument("biasOptional", "tensor", None, required=False),
-        _mask(case),
-        _tensor("gradInputOut", "dx", hosts),
-        _tensor("gradWeightOut", "dgamma", hosts),
-        _tensor("gradBiasOut", "dbeta", hosts),
-    ]
+def _has_wide_statistics(page: Page) -> bool:
+    return any(one.kind == "in" and one.role == "rstd" and one.types for one in page.parameters)
 
 
-def _group_norm(case: Case, hosts: dict[str, HostArray]) -> list[Argument]:
-    return [
-        _tensor("gradOut", "dy", hosts),
-        _tensor("input", "x", hosts),
-        _tensor("mean", "mean", hosts),
-        _tensor("rstd", "rstd", hosts),
-        _tensor("gamma", "gamma", hosts, required=False),
-        Argument("N", "int", case.shape[0]),
-        Argument("C", "int", case.shape[1]),
-        Argument("HxW", "int", math.prod(case.shape[2:])),
-        Argument("group", "int", case.num_groups),
-        _mask(case),
-        _tensor("gradInput", "dx", hosts),
-        _tensor("gradGammaOut", "dgamma", hosts),
-        _tensor("gradBetaOut", "dbeta", hosts),
-    ]
+def expressible(page: Page, case: Case) -> bool:
+    """Whether the operator has a place for all that a case wants.
+
+    Statistics as 1/sqrt(var + eps), channels at axis 1 or tagged NHWC, no negative strides.
+    """
+    if page.op is Op.BATCH_NORM_GATHER_STATS:  # its cases give variances, the page wants others
+        return False
+    last = page.channels_last and case.channel_axis == len(case.shape) - 1
+    usual = (case.statistic == "variance") is not case.training
+    placed = case.layout != "flipped" and (case.channel_axis == 1 or last)
+    fused = page.activation == case.activation and case.shortcut == "none" and not case.each_sample
+    return usual and placed and fused and _takes_operands(page, case) and _takes_mask(page, case)
 
 
-_MAKERS = {
-    Op.BATCH_NORM: _batch_norm,
-    Op.BATCH_NORM_ELEMT: _elemt,
-    Op.LAYER_NORM: _layer_norm,
-    Op.GROUP_NORM: _group_norm,
-}
+def _takes_operands(page: Page, case: Case) -> bool:
+    """Types that the page relates, a weight that it wants, channels that there are."""
+    roles = {one.role for one in page.parameters}
+    if case.residual and not roles & {"residual", "dsum"}:
+        return False
+    if "residual" in roles and "dsum" not in roles and not case.residual:
+        return False
+    gammas = [one for one in page.parameters if one.role == "gamma"]
+    if any(one.required for one in gammas) and not case.weight:
+        return False
+    betas = [one for one in page.parameters if one.role == "beta"]
+    if any(one.required for one in betas) and not case.bias:
+        return False
+    mixed = case.statistics_dtype is not None or case.own_weight
+    alike = page.one_type and not _has_wide_statistics(page)
+    if mixed and (alike or (page.op is Op.GROUP_NORM_BACKWARD and case.own_weight)):
+        return False
+    channels = case.shape[case.channel_axis] if OPERATORS[page.op].axes == "channels" else 1
+    offset = 1.0 if page.name == "aclnnGemmaRmsNorm" else 0.0
+    return case.weight_offset == offset and not (page.needs_channels and channels == 0)
+
+
+def _takes_mask(page: Page, case: Case) -> bool:
+    """Whether the results that are not wanted may be left out."""
+    unwanted = {role for role, want in zip(case.results, case.wanted, strict=True) if not want}
+    for one in page.parameters:
+        together = {other.role for other in page.parameters if other.when == one.when}
+        if one.role not in unwanted or one.kind == "in":
+            continue
+        if one.when == "training" or (one.required and not one.when):
+            return False
+        if one.when and "[" not in one.when and not together <= unwanted:
+            return False
+    return True
+
+
+def result_dtype(page: Page, role: str, problem: Problem, usual: str) -> str:
+    """The type of a result: the page's, where it has one, or that of other tensors."""
+    (one,) = [one for one in page.parameters if role in (one.role, one.writes)]
+    if one.types:
+        return "float32"
+    if page.activation and role in STATISTICS:
+        beside = problem.operands.get("gamma") or problem.operands.get("beta")
+        return beside.dtype if beside else problem.dtype
+    return problem.dtype if page.one_type else usual

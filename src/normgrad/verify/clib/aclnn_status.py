@@ -1,15 +1,22 @@
 """What aclnn's stages must answer to wrong calls (products: Ascend 950, the widest)."""
 
 import ctypes
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normgrad.aclnn.constants import ACL_FLOAT16, ACL_FORMAT_NC1HWC0, ACL_INT32
+from normgrad.aclnn.constants import (
+    ACL_FLOAT8_E4M3FN,
+    ACL_FLOAT16,
+    ACL_FORMAT_NC1HWC0,
+    ACL_INT32,
+)
 from normgrad.aclnn.status import ACL_SUCCESS, INVALID, NULLPTR, SPENT
-from normgrad.spec import Op
+from normgrad.aclnn.table import Page
+from normgrad.core.operators import DATA, OPERATORS, Op
 from normgrad.verify.cases import Case
 from normgrad.verify.clib.aclnn_call import Argument, arguments_of
 from normgrad.verify.clib.job import answered, arrays_of
@@ -19,32 +26,26 @@ from normgrad.verify.problem import HostArray, make_problem
 if TYPE_CHECKING:
     from normgrad.verify.clib.aclnn import Aclnn
 
-_CASES = {
-    Op.BATCH_NORM: Case(id="status", op=Op.BATCH_NORM, shape=(2, 3, 4)),
-    Op.BATCH_NORM_ELEMT: Case(id="status", op=Op.BATCH_NORM_ELEMT, shape=(2, 3, 4)),
-    Op.LAYER_NORM: Case(id="status", op=Op.LAYER_NORM, shape=(2, 3, 4)),
-    Op.GROUP_NORM: Case(id="status", op=Op.GROUP_NORM, shape=(2, 6, 4), num_groups=3),
-}
 _MARK = 0x5A5A
 Change = Callable[[dict[str, Argument]], dict[str, Argument]]
 
 
-def calls(op: Op) -> list[str]:
+def calls(page: Page) -> list[str]:
     """The names of an operator's checks."""
-    return [*_changes(op), *_WHOLE]
+    return [*_changes(page), *_WHOLE]
 
 
-def check(library: "Aclnn", op: Op, call: str, blank: Outcome) -> Outcome:
+def check(library: "Aclnn", page: Page, call: str, blank: Outcome) -> Outcome:
     """One of them."""
-    arguments = {one.name: one for one in _usual(op)}
+    arguments = {one.name: one for one in _usual(page)}
     if call in _WHOLE:
-        return _WHOLE[call](library, op, list(arguments.values()), blank)
-    want, change = _changes(op)[call]
+        return _WHOLE[call](library, page.name, list(arguments.values()), blank)
+    want, change = _changes(page)[call]
     changed = list({**arguments, **change(arguments)}.values())
     placed = library.place(changed)
     size, executor = ctypes.c_uint64(_MARK), ctypes.c_void_p(_MARK)
     with library.prepared(changed, placed) as values:
-        name = f"{_name(op)}GetWorkspaceSize"
+        name = f"{page.name}GetWorkspaceSize"
         plan = (*values, ctypes.byref(size), ctypes.byref(executor))
         code = int(library.function(name)(*plan))
         note = ""
@@ -62,15 +63,18 @@ def check(library: "Aclnn", op: Op, call: str, blank: Outcome) -> Outcome:
     return answered(blank, code, want, note)
 
 
-def _usual(op: Op) -> list[Argument]:
-    problem = make_problem(_CASES[op], "float32")
-    return arguments_of(problem.case, arrays_of(problem))
-
-
-def _name(op: Op) -> str:
-    from normgrad.verify.clib.aclnn import NAMES
-
-    return NAMES[op]
+@functools.cache
+def _usual(page: Page) -> tuple[Argument, ...]:
+    """A valid call: 2 samples, 6 channels in 3 groups, 4 positions."""
+    axes = OPERATORS[page.op].axes
+    case = Case(id="status", op=page.op, shape=(2, 6, 4), num_groups=3 if axes == "groups" else 1)
+    added = any(one.role == "residual" for one in page.parameters)
+    case = replace(case, running=page.op is Op.BATCH_NORM, residual=added)
+    case = replace(case, activation=page.activation)
+    if page.op is Op.BATCH_NORM_GATHER_STATS:
+        case = replace(case, shape=(3, 6), running=True, counts_dtype="float32")
+    problem = make_problem(case, "float32")
+    return tuple(arguments_of(page, problem.case, arrays_of(problem)))
 
 
 def _set(name: str, **fields: object) -> Change:
@@ -91,115 +95,118 @@ def _together(*changes: Change) -> Change:
     return change
 
 
-def _changes(op: Op) -> dict[str, tuple[int, Change]]:
+def _longer(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-1], shape[-1] + 1)
+
+
+@functools.cache
+def _changes(page: Page) -> dict[str, tuple[int, Change]]:
     """Stage 1 with one thing wrong: the status it must return, and the change."""
     made: dict[str, tuple[int, Change]] = {"all in order": (ACL_SUCCESS, lambda arguments: {})}
-    for one in _usual(op):
-        if one.kind in ("tensor", "mask", "sizes"):
+    lonely = len([one for one in _usual(page) if one.role in DATA and one.value is not None]) == 1
+    for one in _usual(page):
+        if one.kind in ("tensor", "mask", "sizes") and one.value is not None:
             want = NULLPTR if one.required else ACL_SUCCESS
-            if one.value is not None:
-                made[f"{one.name} null"] = (want, _set(one.name, value=None))
-        if one.kind == "tensor" and one.value is not None and one.name != "counter":
+            made[f"{one.name} null"] = (want, _set(one.name, value=None))
+        if one.kind == "tensor" and one.value is not None and one.role != "counter":
             made[f"{one.name} of type INT32"] = (INVALID, _set(one.name, dtype=ACL_INT32))
-    made["gradOut of another shape"] = (INVALID, _shaped("gradOut", (2, 5, 4)))
-    if op is not Op.BATCH_NORM_ELEMT:
+            shape = page.parameter(one.name).shape
+            longer = _longer(one.value.tensor.shape)
+            words = "of another shape" if shape == "data" else "too long"
+            if one.role and not (lonely and one.role == "x"):  # nothing says what its shape must be
+                made[f"{one.name} {words}"] = (page.shape_error, _shaped(one.name, longer))
+    data = next(one.name for one in _usual(page) if one.role in ("dy", "x"))
+    made[f"{data} of type FLOAT8_E4M3FN"] = (INVALID, _set(data, dtype=ACL_FLOAT8_E4M3FN))
+    alone = any(one.role in ("dx", "y", "dy") for one in _usual(page) if one.name != data)
+    if alone and page.name not in _MIXED:
+        made[f"{data} alone F16"] = (INVALID, _set(data, dtype=ACL_FLOAT16))
+    for first in [one for one in page.parameters if one.when == "outputMask[0]"]:
         made["outputMask of two"] = (INVALID, _set("outputMask", value=[True, True]))
-        made["gradOut alone F16"] = (INVALID, _set("gradOut", dtype=ACL_FLOAT16))
-        first = next(one.name for one in _usual(op) if one.role == "dx")
-        unwanted = _together(_set("outputMask", value=[False, True, True]), _set(first, value=None))
-        made["unwanted result null"] = (ACL_SUCCESS, unwanted)
-    return made | _SPECIAL[op]
+        unwanted = _set("outputMask", value=[False, True, True])
+        made["unwanted result null"] = (
+            ACL_SUCCESS,
+            _together(unwanted, _set(first.name, value=None)),
+        )
+    return made | _of_rules(page)
 
 
-_NINE = (1, 1, 1, 1, 1, 1, 1, 3, 4)
-_SPECIAL: dict[Op, dict[str, tuple[int, Change]]] = {
-    Op.BATCH_NORM: {
-        "private format": (INVALID, _set("input", form=ACL_FORMAT_NC1HWC0)),
-        "weight too long": (INVALID, _shaped("weight", (4,))),
-        "saveMean too short": (INVALID, _shaped("saveMean", (2,))),
-        "gradWeight too long": (INVALID, _shaped("gradWeight", (4,))),
-        "gradInput of another shape": (INVALID, _shaped("gradInput", (2, 3, 5))),
-        "one axis": (
-            INVALID,
-            _together(*(_shaped(name, (3,)) for name in ("gradOut", "input", "gradInput"))),
-        ),
-        "nine axes": (
-            INVALID,
-            _together(*(_shaped(name, _NINE) for name in ("gradOut", "input", "gradInput"))),
-        ),
-    },
-    Op.BATCH_NORM_ELEMT: {
-        "mean too short": (INVALID, _shaped("mean", (2,))),
-        "sumDy of two axes": (INVALID, _shaped("sumDy", (1, 3))),
-        "gradInput of another shape": (INVALID, _shaped("gradInput", (2, 3, 5))),
-        "no channels": (
-            INVALID,
-            _together(
-                *(_shaped(name, (2, 0, 4)) for name in ("gradOut", "input", "gradInput")),
-                *(_shaped(name, (0,)) for name in ("mean", "invstd", "sumDy", "sumDyXmu")),
-                _set("weight", value=None),
-            ),
-        ),
-    },
-    Op.LAYER_NORM: {
-        "normalizedShape empty": (INVALID, _set("normalizedShape", value=[])),
-        "normalizedShape not the tail": (INVALID, _set("normalizedShape", value=[3])),
-        "normalizedShape too long": (INVALID, _set("normalizedShape", value=[1, 2, 3, 4])),
-        "mean too short": (INVALID, _shaped("mean", (2, 1, 1))),
-        "weightOptional too long": (INVALID, _shaped("weightOptional", (5,))),
-        "gradWeightOut too long": (INVALID, _shaped("gradWeightOut", (5,))),
-    },
-    Op.GROUP_NORM: {
-        "group 0": (INVALID, _set("group", value=0)),
-        "group that does not divide C": (INVALID, _set("group", value=4)),
-        "N negative": (INVALID, _set("N", value=-2)),
-        "HxW off": (INVALID, _set("HxW", value=5)),
-        "mean too short": (INVALID, _shaped("mean", (2, 2))),
-        "gamma too long": (INVALID, _shaped("gamma", (7,))),
-        "gradGammaOut too long": (INVALID, _shaped("gradGammaOut", (7,))),
-    },
-}
+_MIXED = ("aclnnBatchNormElemtBackward", "aclnnAddLayerNorm")  # types may differ
+_NINE = (1, 1, 1, 1, 1, 1, 1, 6, 4)
 
 
-def _null_out(which: int) -> Callable[["Aclnn", Op, list[Argument], Outcome], Outcome]:
+def _of_rules(page: Page) -> dict[str, tuple[int, Change]]:
+    """What the page's numbers, arrays and formats ask for besides."""
+    arguments = {one.name: one for one in _usual(page)}
+    data = [one.name for one in arguments.values() if one.role in ("dy", "x", "dx", "y")]
+    made: dict[str, tuple[int, Change]] = {}
+    if page.channels_last:
+        made["private format"] = (INVALID, _set("input", form=ACL_FORMAT_NC1HWC0))
+        made["one axis"] = (INVALID, _together(*(_shaped(name, (6,)) for name in data)))
+        made["nine axes"] = (INVALID, _together(*(_shaped(name, _NINE) for name in data)))
+    if page.needs_channels:
+        vectors = [one.name for one in page.parameters if one.is_tensor and one.shape == "channels"]
+        empty = [*(_shaped(name, (2, 0, 4)) for name in data)]
+        empty += [_shaped(name, (0,)) for name in vectors if arguments[name].value is not None]
+        made["no channels"] = (INVALID, _together(*empty))
+    if "normalizedShape" in arguments:
+        made["normalizedShape empty"] = (INVALID, _set("normalizedShape", value=[]))
+        made["normalizedShape not the tail"] = (INVALID, _set("normalizedShape", value=[3]))
+        made["normalizedShape too long"] = (INVALID, _set("normalizedShape", value=[1, 2, 6, 4]))
+    if "group" in arguments:
+        made["group 0"] = (INVALID, _set("group", value=0))
+        made["group that does not divide C"] = (INVALID, _set("group", value=4))
+    if "HxW" in arguments:
+        made["N negative"] = (INVALID, _set("N", value=-2))
+        made["HxW off"] = (INVALID, _set("HxW", value=5))
+    if page.name == "aclnnAddRmsNorm":
+        made["xOut null"] = (NULLPTR, _set("xOut", value=None))  # without it no rstdOut
+    if "implMode" in arguments:
+        made["implMode 3"] = (INVALID, _set("implMode", value=3))
+        made["implMode 2 with F32"] = (INVALID, _set("implMode", value=2))
+    return made
+
+
+def _null_out(which: int) -> Callable[["Aclnn", str, list[Argument], Outcome], Outcome]:
     """Stage 1 without a place for the size (0) or for the executor (1)."""
 
-    def call(library: "Aclnn", op: Op, arguments: list[Argument], blank: Outcome) -> Outcome:
+    def call(library: "Aclnn", name: str, arguments: list[Argument], blank: Outcome) -> Outcome:
         placed = library.place(arguments)
         targets = [ctypes.byref(ctypes.c_uint64()), ctypes.byref(ctypes.c_void_p())]
         targets[which] = ctypes.c_void_p()  # type: ignore[call-overload]
         with library.prepared(arguments, placed) as values:
-            code = int(library.function(f"{_name(op)}GetWorkspaceSize")(*values, *targets))
+            code = int(library.function(f"{name}GetWorkspaceSize")(*values, *targets))
         return answered(blank, code, NULLPTR)
 
     return call
 
 
-def _stage_two_null(library: "Aclnn", op: Op, arguments: list[Argument], blank: Outcome) -> Outcome:
+def _stage_two_null(
+    library: "Aclnn", name: str, arguments: list[Argument], blank: Outcome
+) -> Outcome:
     null = ctypes.c_void_p()
-    code = int(library.function(_name(op))(null, ctypes.c_uint64(0), null, library.stream))
+    code = int(library.function(name)(null, ctypes.c_uint64(0), null, library.stream))
     return answered(blank, code, NULLPTR)
 
 
 def _stage_two_twice(
-    library: "Aclnn", op: Op, arguments: list[Argument], blank: Outcome
+    library: "Aclnn", name: str, arguments: list[Argument], blank: Outcome
 ) -> Outcome:
     """A spent executor is an error, never a crash."""
     placed = library.place(arguments)
     size, executor = ctypes.c_uint64(), ctypes.c_void_p()
     with library.prepared(arguments, placed) as values:
         plan = (*values, ctypes.byref(size), ctypes.byref(executor))
-        code = int(library.function(f"{_name(op)}GetWorkspaceSize")(*plan))
+        code = int(library.function(f"{name}GetWorkspaceSize")(*plan))
         if code != ACL_SUCCESS:
             return answered(blank, code, ACL_SUCCESS)
         workspace = ctypes.c_void_p(library.malloc(max(size.value, 1)))
-        run = library.function(_name(op))
+        run = library.function(name)
         run(workspace, size, executor, library.stream)
         code = int(run(workspace, size, executor, library.stream))
     return answered(blank, code, SPENT)
 
 
-_WHOLE: dict[str, Callable[["Aclnn", Op, list[Argument], Outcome], Outcome]] = {
+_WHOLE: dict[str, Callable[["Aclnn", str, list[Argument], Outcome], Outcome]] = {
     "workspaceSize null": _null_out(0),
     "executor null": _null_out(1),
     "stage 2 with a null executor": _stage_two_null,

@@ -1,20 +1,23 @@
-"""``libinfiniop.so``: the batch norm backward of infiniop."""
+"""``libinfiniop.so``: the operators of infiniop."""
 
 import contextlib
 import ctypes
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from normgrad.core.operators import DATA, Op
+from normgrad.core.operators import OPERATORS as OPERATORS_OF_CORE
+from normgrad.core.spec import TensorSpec
 from normgrad.infiniop.constants import INFINIRT_MEMCPY_D2H, INFINIRT_MEMCPY_H2D
 from normgrad.infiniop.descriptors import DTYPE_NAMES
+from normgrad.infiniop.operators import OPERATORS
 from normgrad.infiniop.status import SUCCESS
-from normgrad.spec import Op, TensorSpec
+from normgrad.infiniop.table import Operator
 from normgrad.verify.cases import Case, select
 from normgrad.verify.clib import infiniop_status
-from normgrad.verify.clib.infiniop_status import ROLES
 from normgrad.verify.clib.job import Job, arrays_of, concluded, numeric, status
 from normgrad.verify.clib.memory import HostRuntime, Placed, Runtime, strided
 from normgrad.verify.foreign import Outcome
@@ -22,36 +25,68 @@ from normgrad.verify.problem import Problem, make_problem
 
 _DTYPES = {name: code for code, name in DTYPE_NAMES.items()}
 _TYPES = ("float16", "bfloat16", "float32")
-_VARIANTS = ("vectors with gaps", "grad_input over grad_output", "grad_input over input")
+_GAPS = "vectors with gaps"
+_OPERATORS = {one.name: one for one in OPERATORS}
 
 
 def jobs(who: str) -> list[Job]:
-    """The training cases that (N, C, L) can hold, special memory, and the statuses."""
-    made = [
-        numeric(_as_infiniop(case), dtype, who)
-        for case in select(Op.BATCH_NORM)
-        if _expressible(case)
-        for dtype in _TYPES
-    ]
-    plain = Case(id="nchw", op=Op.BATCH_NORM, shape=(4, 6, 35))
-    made += [
-        numeric(_as_infiniop(plain), dtype, who, variant)
-        for variant in _VARIANTS
-        for dtype in _TYPES
-    ]
-    return made + [status(Op.BATCH_NORM, call, who) for call in infiniop_status.CALLS]
+    """The cases that each operator can express, special memory, and the statuses."""
+    made: list[Job] = []
+    for operator in OPERATORS:
+        cases = [as_infiniop(operator, one) for one in select(operator.op) if _fits(operator, one)]
+        if OPERATORS_OF_CORE[operator.op].axes == "channels":
+            cases.append(as_infiniop(operator, Case(id="nchw", op=operator.op, shape=(4, 6, 35))))
+        listed = [(case, "") for case in cases]
+        listed += [(case, one) for case in cases[-1:] for one in _variants(operator)]
+        made += [
+            numeric(case, dtype, who, variant, operator.name)
+            for case, variant in listed
+            for dtype in _TYPES
+        ]
+        statuses = infiniop_status.calls(operator)
+        made += [status(operator.op, call, who, operator.name) for call in statuses]
+    return made
 
 
-def _expressible(case: Case) -> bool:
+def _variants(operator: Operator) -> list[str]:
+    """What is special about memory: gaps, and results over data."""
+    data = [one for one in operator.tensors if one.role in DATA]
+    over = [
+        f"{one.name} over {other.name}"
+        for one in data
+        if one.written
+        for other in data
+        if not other.written
+    ]
+    gaps = any(one.shape == "channels" for one in operator.tensors)
+    return [_GAPS, *over] if gaps else over
+
+
+def _fits(operator: Operator, case: Case) -> bool:
+    if operator.chain is not None:  # results that no case has
+        return False
     plain = case.layout == case.vectors == "contiguous" and case.channel_axis == 1
-    usual = case.weight and case.training and case.statistic == "invstd" and not case.mask
-    alone = case.statistics_dtype is None and not case.both_statistics
-    return plain and usual and alone and 0 not in case.shape
+    usual = (
+        case.weight and case.bias and case.training and case.statistic == "invstd" and not case.mask
+    )
+    own = case.statistics_dtype is None and not case.both_statistics
+    alone = own and case.statistic == "invstd"
+    rows = OPERATORS_OF_CORE[case.op].axes != "rows" or case.normalized == 1
+    ranks = OPERATORS_OF_CORE[case.op].axes != "rows" or len(case.shape) in (2, 3)
+    fitting = plain and usual and alone and rows and ranks
+    added = any(one.role == "residual" for one in operator.tensors)
+    fused = case.residual is added and case.activation is None and case.shortcut == "none"
+    alike = not case.weight_offset and not case.each_sample
+    return fitting and 0 not in case.shape and fused and alike
 
 
-def _as_infiniop(case: Case) -> Case:
-    """The second statistic is a variance, and there is no eps."""
+def as_infiniop(operator: Operator, case: Case) -> Case:
+    """Batch norm's second statistic is a variance, there is no eps, and data have 3 axes."""
     shape = (case.shape[0], case.shape[1], math.prod(case.shape[2:]))
+    if operator.op is Op.BATCH_NORM:
+        return dataclasses.replace(case, shape=shape, running=True, biased=True)
+    if operator.op is not Op.BATCH_NORM_BACKWARD:
+        return case
     return dataclasses.replace(case, shape=shape, statistic="variance", eps=0.0)
 
 
@@ -113,17 +148,15 @@ class Infiniop:
         self.create_handle.argtypes = (ctypes.c_void_p,)
         _must("infiniopCreateHandle", self.create_handle(ctypes.addressof(self.handle)))
         self.describe = self.function("infiniopCreateTensorDescriptor")
-        self.create = self.function("infiniopCreateBatchNormBackwardDescriptor")
-        self.create.argtypes = (ctypes.c_void_p,) * 10
-        self.workspace_size = self.function("infiniopGetBatchNormBackwardWorkspaceSize")
-        self.workspace_size.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-        self.compute = self.function("infiniopBatchNormBackward")
-        pointers = (ctypes.c_void_p,) * 9
-        self.compute.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *pointers)
-        self.destroy = self.function("infiniopDestroyBatchNormBackwardDescriptor")
-        self.destroy.argtypes = (ctypes.c_void_p,)
         self.forget = self.function("infiniopDestroyTensorDescriptor")
         self.forget.argtypes = (ctypes.c_void_p,)
+        self._found: dict[str, Functions] = {}
+
+    def of(self, operator: Operator) -> "Functions":
+        """An operator's functions; AttributeError where the library has none."""
+        if operator.name not in self._found:
+            self._found[operator.name] = Functions(self, operator)
+        return self._found[operator.name]
 
     def function(self, name: str) -> Any:
         """A symbol of either library."""
@@ -135,10 +168,16 @@ class Infiniop:
 
     def run(self, job: Job, seed: int) -> Outcome:
         """One job; an exception is a failure with its words."""
+        operator = _OPERATORS[job.operator]
+        try:
+            self.of(operator)
+        except AttributeError:
+            detail = f"not offered: the library has no infiniop{operator.name}"
+            return dataclasses.replace(job.blank, verdict="NONE", detail=detail)
         try:
             if job.case is None:
-                return infiniop_status.CALLS[job.call](self, job.blank)
-            return self._numeric(job, make_problem(job.case, job.dtype, seed))
+                return infiniop_status.calls(operator)[job.call](self, job.blank)
+            return self._numeric(operator, job, make_problem(job.case, job.dtype, seed))
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             return dataclasses.replace(job.blank, share=math.inf, detail=text)
@@ -155,53 +194,76 @@ class Infiniop:
         return made
 
     @contextlib.contextmanager
-    def operator(self, tensors: list[TensorSpec]) -> Iterator[ctypes.c_void_p]:
+    def planned(
+        self, operator: Operator, tensors: Sequence[TensorSpec], numbers: Sequence[float]
+    ) -> Iterator[ctypes.c_void_p]:
         """An operator descriptor; the tensors' own are destroyed before it is used."""
+        functions = self.of(operator)
         described = [self.descriptor(tensor) for tensor in tensors]
         made = ctypes.c_void_p()
-        code = self.create(self.handle, ctypes.addressof(made), *described)
+        code = functions.create(self.handle, ctypes.addressof(made), *described, *numbers)
         for one in described:
             self.forget(one)
-        _must("infiniopCreateBatchNormBackwardDescriptor", code)
+        _must(f"infiniopCreate{operator.name}Descriptor", code)
         try:
             yield made
         finally:
-            _must("infiniopDestroyBatchNormBackwardDescriptor", self.destroy(made))
+            _must(f"infiniopDestroy{operator.name}Descriptor", functions.destroy(made))
 
-    def _numeric(self, job: Job, problem: Problem) -> Outcome:
+    def _numeric(self, operator: Operator, job: Job, problem: Problem) -> Outcome:
         hosts = arrays_of(problem)
-        if job.variant == "vectors with gaps":
-            names = ("dgamma", "dbeta", "gamma", "mean", "rstd")
-            hosts |= {role: strided(hosts[role], 3) for role in names}
-        shared = {"grad_input over grad_output": "dy", "grad_input over input": "x"}
-        over = shared.get(job.variant)
-        placed = {
-            role: Placed(self.runtime, hosts[role]) for role in ROLES if not (over and role == "dx")
-        }
+        roles = [one.role for one in operator.tensors]
+        results = [one.role for one in operator.tensors if one.written]
+        if job.variant == _GAPS:
+            narrow = [one.role for one in operator.tensors if one.shape == "channels"]
+            hosts |= {role: strided(hosts[role], 3) for role in narrow}
+        over, _, under = job.variant.partition(" over ")
+        by_name = {one.name: one.role for one in operator.tensors}
+        over, under = by_name.get(over, ""), by_name.get(under, "")
+        placed = {role: Placed(self.runtime, hosts[role]) for role in roles if role != over}
         if over:
-            placed["dx"] = placed[over]
+            placed[over] = placed[under]
         turns = 3 if not over else 1
         runs = []
-        with self.operator([hosts[role].tensor for role in ROLES]) as operator:
+        functions = self.of(operator)
+        numbers = [getattr(problem.case, one.role) for one in operator.numbers]
+        with self.planned(operator, [hosts[role].tensor for role in roles], numbers) as desc:
             needed = ctypes.c_size_t()
-            _must("GetWorkspaceSize", self.workspace_size(operator, ctypes.addressof(needed)))
+            _must("GetWorkspaceSize", functions.workspace_size(desc, ctypes.addressof(needed)))
             workspace = self.runtime.malloc(needed.value) if needed.value else None
             for turn in range(turns):
-                for role in ROLES[:3] if turn else ():
+                for role in results if turn else ():
                     placed[role].refill()
-                code = self.compute(
-                    operator,
-                    workspace,
-                    needed.value,
-                    *(placed[role].address for role in ROLES),
-                    None,
-                )
-                _must("infiniopBatchNormBackward", code)
-                runs.append({role: placed[role].read() for role in ROLES[:3]})
+                addresses = [placed[role].address for role in roles]
+                code = functions.compute(desc, workspace, needed.value, *addresses, None)
+                _must(f"infiniop{operator.name}", code)
+                runs.append({role: placed[role].read() for role in results})
             if workspace is not None:
                 self.runtime.free(workspace)
         stray = [role for role, one in placed.items() if one.stray()]
-        changed = [role for role in ROLES[3:] if role != over and placed[role].touched()]
-        for role in set(placed) - ({"dx"} if over else set()):
+        changed = [
+            role for role in roles if role not in (*results, under) and placed[role].touched()
+        ]
+        for role in set(placed) - {over}:
             placed[role].free()
+        given = problem.result_dtypes
+        wanted = {role: given[role] for role in results if role in given}
+        problem = dataclasses.replace(problem, result_dtypes=wanted)
         return concluded(job, problem, runs, stray, changed)
+
+
+class Functions:
+    """The four functions of an operator, with their arguments' types."""
+
+    def __init__(self, library: Infiniop, operator: Operator) -> None:
+        name, pointer = operator.name, ctypes.c_void_p
+        tensors = (pointer,) * len(operator.tensors)
+        self.create = library.function(f"infiniopCreate{name}Descriptor")
+        numbers = (ctypes.c_float,) * len(operator.numbers)
+        self.create.argtypes = (pointer, pointer, *tensors, *numbers)
+        self.workspace_size = library.function(f"infiniopGet{name}WorkspaceSize")
+        self.workspace_size.argtypes = (pointer, pointer)
+        self.compute = library.function(f"infiniop{name}")
+        self.compute.argtypes = (pointer, pointer, ctypes.c_size_t, *tensors, pointer)
+        self.destroy = library.function(f"infiniopDestroy{name}Descriptor")
+        self.destroy.argtypes = (pointer,)

@@ -1,10 +1,12 @@
-"""What infiniop's functions must answer to wrong calls."""
+"""What infiniop's functions must answer to wrong calls, made of an operator's row in the table."""
 
 import ctypes
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from normgrad.infiniop.batch_norm import TENSORS
+from normgrad.core.operators import DATA
+from normgrad.core.spec import TensorSpec
 from normgrad.infiniop.status import (
     BAD_DTYPE,
     BAD_PARAM,
@@ -14,7 +16,7 @@ from normgrad.infiniop.status import (
     SMALL_WORKSPACE,
     SUCCESS,
 )
-from normgrad.spec import TensorSpec
+from normgrad.infiniop.table import SHAPES, Operator, Tensor
 from normgrad.verify.clib.job import answered
 from normgrad.verify.clib.memory import Placed, nan_like
 from normgrad.verify.foreign import Outcome
@@ -22,67 +24,73 @@ from normgrad.verify.foreign import Outcome
 if TYPE_CHECKING:
     from normgrad.verify.clib.infiniop import Infiniop
 
-# The order of the descriptors and of the data pointers; the first three are results.
-WORDS, ROLES = tuple(TENSORS), tuple(TENSORS.values())
 Check = Callable[["Infiniop", Outcome], Outcome]
+Changes = dict[str, TensorSpec | None]
 
 
-def _usual() -> dict[str, TensorSpec]:
-    big = TensorSpec.contiguous((2, 3, 4), "float32")
-    vector = TensorSpec.contiguous((3,), "float32")
-    return {role: big if role in ("dx", "x", "dy") else vector for role in ROLES}
+def _usual(operator: Operator) -> dict[str, TensorSpec]:
+    return {
+        one.name: TensorSpec.contiguous(SHAPES[one.shape][1], "float32") for one in operator.tensors
+    }
+
+
+def _numbers(operator: Operator) -> list[float]:
+    return [one.example for one in operator.numbers]
 
 
 def _create_with(
-    changes: dict[str, TensorSpec | None], want: int, *, handle: bool = True, target: bool = True
+    operator: Operator, changes: Changes, want: int, *, handle: bool = True, target: bool = True
 ) -> Check:
     """A status check of the create function, which must leave the target alone if it fails."""
 
     def check(library: "Infiniop", blank: Outcome) -> Outcome:
-        tensors = {**_usual(), **changes}
-        described = {
-            role: None if tensor is None else library.descriptor(tensor)
-            for role, tensor in tensors.items()
-        }
+        tensors = {**_usual(operator), **changes}
+        described = [
+            None if tensor is None else library.descriptor(tensor) for tensor in tensors.values()
+        ]
         marker = 0x5A5A
         made = ctypes.c_void_p(marker)
-        code = library.create(
+        functions = library.of(operator)
+        code = functions.create(
             library.handle if handle else None,
             ctypes.addressof(made) if target else None,
-            *(described[role] for role in ROLES),
+            *described,
+            *_numbers(operator),
         )
-        for one in described.values():
+        for one in described:
             if one is not None:
                 library.forget(one)
         if code == SUCCESS and made.value != marker:
-            library.destroy(made)
+            functions.destroy(made)
         note = "" if code == SUCCESS or made.value == marker else "the target was written"
         return answered(blank, code, want, note)
 
     return check
 
 
-def _compute(*, missing: str | None = None, short: bool = False) -> Check:
+def _compute(operator: Operator, *, missing: str | None = None, short: bool = False) -> Check:
     """A compute call without a pointer, a descriptor ("desc") or its workspace: nothing changes."""
 
     def check(library: "Infiniop", blank: Outcome) -> Outcome:
-        tensors = _usual()
-        placed = {role: Placed(library.runtime, nan_like(tensors[role])) for role in ROLES}
-        with library.operator([tensors[role] for role in ROLES]) as operator:
+        tensors = _usual(operator)
+        placed = {
+            name: Placed(library.runtime, nan_like(tensor)) for name, tensor in tensors.items()
+        }
+        functions = library.of(operator)
+        with library.planned(operator, list(tensors.values()), _numbers(operator)) as made:
             needed = ctypes.c_size_t()
-            library.workspace_size(operator, ctypes.addressof(needed))
+            functions.workspace_size(made, ctypes.addressof(needed))
             size = 0 if short else needed.value
             workspace = library.runtime.malloc(size) if size else None
-            addresses = [None if role == missing else placed[role].address for role in ROLES]
-            desc = None if missing == "desc" else operator
-            code = library.compute(desc, workspace, size, *addresses, None)
+            addresses = [None if name == missing else placed[name].address for name in tensors]
+            desc = None if missing == "desc" else made
+            code = functions.compute(desc, workspace, size, *addresses, None)
             if workspace is not None:
                 library.runtime.free(workspace)
         want = BAD_PARAM
         if short:  # without need of a workspace none can be too small
             want = SMALL_WORKSPACE if needed.value else SUCCESS
-        words = zip(placed.values(), WORDS, strict=True)
-        written = [word for memory, word in words if memory.touched()]
+        written = [name for name, memory in placed.items() if memory.touched()]
         for memory in placed.values():
             memory.free()
         note = f"it wrote to {', '.join(written)}" if code != SUCCESS and written else ""
@@ -91,63 +99,95 @@ def _compute(*, missing: str | None = None, short: bool = False) -> Check:
     return check
 
 
-def _size_nowhere(library: "Infiniop", blank: Outcome) -> Outcome:
-    tensors = _usual()
-    with library.operator([tensors[role] for role in ROLES]) as operator:
-        code = int(library.workspace_size(operator, None))
-    return answered(blank, code, BAD_PARAM)
+def _size_nowhere(operator: Operator) -> Check:
+    def check(library: "Infiniop", blank: Outcome) -> Outcome:
+        tensors = list(_usual(operator).values())
+        with library.planned(operator, tensors, _numbers(operator)) as made:
+            code = int(library.of(operator).workspace_size(made, None))
+        return answered(blank, code, BAD_PARAM)
+
+    return check
 
 
 def _simple(call: Callable[["Infiniop"], int], want: int) -> Check:
     return lambda library, blank: answered(blank, call(library), want)
 
 
-def _calls() -> dict[str, Check]:
-    usual = _usual()
-    short = TensorSpec.contiguous((2,), "float32")
+@functools.cache
+def calls(operator: Operator) -> dict[str, Check]:
+    """The checks by name."""
+    create, size = functools.partial(_create_with, operator), (None, None)
     made: dict[str, Check] = {
-        "create": _create_with({}, SUCCESS),
-        "create: null handle": _create_with({}, BAD_PARAM, handle=False),
-        "create: null target": _create_with({}, BAD_PARAM, target=False),
+        "create": create({}, SUCCESS),
+        "create: null handle": create({}, BAD_PARAM, handle=False),
+        "create: null target": create({}, BAD_PARAM, target=False),
         "create handle: null": _simple(
             lambda library: int(library.create_handle(None)), NULL_POINTER
         ),
         "workspace size: null": _simple(
-            lambda library: int(library.workspace_size(None, None)), BAD_PARAM
+            lambda library: int(library.of(operator).workspace_size(*size)), BAD_PARAM
         ),
-        "destroy: null": _simple(lambda library: int(library.destroy(None)), SUCCESS),
-        "workspace size: null target": _size_nowhere,
-        "compute: null descriptor": _compute(missing="desc"),
-        "compute: workspace too small": _compute(short=True),
-        # The order of the checks: nulls, types, shapes, strides.
-        "create: null input, weight of type F64": _create_with(
-            {"x": None, "gamma": usual["gamma"]._replace(dtype="float64")}, BAD_PARAM
-        ),
-        "create: weight too short and of type F64": _create_with(
-            {"gamma": short._replace(dtype="float64")}, BAD_DTYPE
-        ),
-        "create: weight too short, input not contiguous": _create_with(
-            {"gamma": short, "x": TensorSpec((2, 3, 4), (24, 8, 2), "float32")}, BAD_SHAPE
-        ),
+        "destroy: null": _simple(lambda library: int(library.of(operator).destroy(None)), SUCCESS),
+        "workspace size: null target": _size_nowhere(operator),
+        "compute: null descriptor": _compute(operator, missing="desc"),
+        "compute: workspace too small": _compute(operator, short=True),
+        **_order(operator),
     }
-    for role, word in zip(ROLES, WORDS, strict=True):
-        tensor = usual[role]
-        made[f"create: null {word}"] = _create_with({role: None}, BAD_PARAM)
-        made[f"compute: null {word}"] = _compute(missing=role)
-        double = tensor._replace(dtype="float64")
-        made[f"create: {word} of type F64"] = _create_with({role: double}, BAD_DTYPE)
-        half = tensor._replace(dtype="float16")
-        made[f"create: {word} alone of type F16"] = _create_with({role: half}, BAD_DTYPE)
-        if len(tensor.shape) == 1:
-            made[f"create: {word} too short"] = _create_with({role: short}, BAD_SHAPE)
-        else:
-            flat = TensorSpec.contiguous((2, 12), "float32")
-            gaps = TensorSpec(tensor.shape, (24, 8, 2), "float32")
-            other = TensorSpec.contiguous((2, 3, 5), "float32")
-            made[f"create: {word} of two axes"] = _create_with({role: flat}, BAD_SHAPE)
-            made[f"create: {word} of another shape"] = _create_with({role: other}, BAD_SHAPE)
-            made[f"create: {word} not contiguous"] = _create_with({role: gaps}, BAD_STRIDES)
+    for one in operator.tensors:
+        made |= _of_tensor(operator, one)
     return made
 
 
-CALLS = _calls()
+def _order(operator: Operator) -> dict[str, Check]:
+    """Nulls, types, shapes, strides."""
+    usual = _usual(operator)
+    data = next(one.name for one in operator.tensors if one.role == "x")
+    (weight,) = [one.name for one in operator.tensors if one.role == "gamma"]
+    short = _shorter(usual[weight])
+    gaps = _with_gaps(usual[data])
+    create = functools.partial(_create_with, operator)
+    wrong = usual[weight]._replace(dtype="float64")
+    return {
+        f"create: null {data}, {weight} of type F64": create(
+            {data: None, weight: wrong}, BAD_PARAM
+        ),
+        f"create: {weight} too short and of type F64": create(
+            {weight: short._replace(dtype="float64")}, BAD_DTYPE
+        ),
+        f"create: {weight} too short, {data} not contiguous": create(
+            {weight: short, data: gaps}, BAD_SHAPE
+        ),
+    }
+
+
+def _shorter(tensor: TensorSpec) -> TensorSpec:
+    return TensorSpec.contiguous((*tensor.shape[:-1], tensor.shape[-1] - 1), tensor.dtype)
+
+
+def _with_gaps(tensor: TensorSpec) -> TensorSpec:
+    return tensor._replace(strides=tuple(2 * step for step in tensor.strides))
+
+
+def _of_tensor(operator: Operator, one: Tensor) -> dict[str, Check]:
+    tensor, word = _usual(operator)[one.name], one.name
+    create = functools.partial(_create_with, operator)
+    double, half = tensor._replace(dtype="float64"), tensor._replace(dtype="float16")
+    null = BAD_PARAM if one.required else SUCCESS
+    made = {
+        f"create: null {word}": create({word: None}, null),
+        f"compute: null {word}": _compute(operator, missing=word),
+        f"create: {word} of type F64": create({word: double}, BAD_DTYPE),
+        f"create: {word} alone of type F16": create({word: half}, BAD_DTYPE),
+    }
+    if one.role not in DATA:
+        return made | {f"create: {word} too short": create({word: _shorter(tensor)}, BAD_SHAPE)}
+    flat = TensorSpec.contiguous((24,), "float32")
+    other = TensorSpec.contiguous((*tensor.shape[:-1], tensor.shape[-1] + 1), "float32")
+    made |= {
+        f"create: {word} of one axis": create({word: flat}, BAD_SHAPE),
+        f"create: {word} of another shape": create({word: other}, BAD_SHAPE),
+    }
+    if operator.stride_rules:
+        gaps = create({word: _with_gaps(tensor)}, BAD_STRIDES)
+        made[f"create: {word} not contiguous"] = gaps
+    return made

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from normgrad import hostmem
+from normgrad.arrays import host_memory
 from normgrad.verify.cases import Case
 from normgrad.verify.clib.memory import nan_like
 from normgrad.verify.foreign import Outcome, blank_outcome
@@ -15,27 +15,37 @@ from normgrad.verify.run import judge
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A case, or the ``call`` of a status check; ``variant`` names what is special about it."""
+    """A case, or the ``call`` of a status check; ``variant`` names what is special about it.
+
+    ``operator`` is the interface's name of what is called.
+    """
 
     blank: Outcome
     case: Case | None = None
     dtype: str = "float32"
     variant: str = ""
     call: str = ""
+    operator: str = ""
 
 
-def numeric(case: Case, dtype: str, who: str, variant: str = "") -> Job:
+def numeric(case: Case, dtype: str, who: str, variant: str = "", operator: str = "") -> Job:
     """A case to be computed."""
     blank = blank_outcome(case, dtype, who)
     if variant:
         kind = blank.kind if case.mask else "strides"
         blank = replace(blank, case=f"{case.id}, {variant}", kind=kind)
-    return Job(blank, case, dtype, variant)
+    return Job(blank, case, dtype, variant, operator=operator)
 
 
-def status(op: str, call: str, who: str) -> Job:
+def status(op: str, call: str, who: str, operator: str = "") -> Job:
     """A call that must be answered with a certain status."""
-    return Job(Outcome(op, call, "statuses", "-", who, "FAIL"), call=call)
+    blank = Outcome(op, call, "statuses", "-", who, "FAIL")
+    return Job(blank, call=call, operator=operator)
+
+
+def named(job: Job, name: str) -> Job:
+    """The job of an operator that shares its mathematics with another."""
+    return replace(job, blank=replace(job.blank, case=f"{name}, {job.blank.case}"))
 
 
 def answered(blank: Outcome, got: int, want: int, note: str = "") -> Outcome:
@@ -60,10 +70,11 @@ def concluded(
     same = all(
         np.array_equal(run[role].view(np.uint8), runs[0][role].view(np.uint8))
         for run in runs
-        for role in problem.wanted
+        for role in problem.measured
     )
     results = {
-        role: hostmem.widen(runs[-1][role], problem.result_dtypes[role]) for role in problem.wanted
+        role: host_memory.widen(runs[-1][role], problem.spec.present(role).dtype)
+        for role in problem.measured
     }
     seen = same if len(runs) > 1 else None
     found = replace(job.blank.judged(judge(problem, results)), deterministic=seen)

@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from normgrad import hostmem
-from normgrad.spec import TensorSpec
+from normgrad.arrays import host_memory
+from normgrad.core.spec import TensorSpec
 from normgrad.verify.problem import HostArray
 
 # A multiple of every alignment that a library may ask for.
@@ -40,8 +40,8 @@ class HostRuntime:
 
     def malloc(self, nbytes: int) -> int:
         """A buffer that starts at a multiple of 64."""
-        block = ctypes.create_string_buffer(nbytes + hostmem.ALIGNMENT)
-        address = hostmem.aligned(ctypes.addressof(block))
+        block = ctypes.create_string_buffer(nbytes + host_memory.ALIGNMENT)
+        address = host_memory.aligned(ctypes.addressof(block))
         self.blocks[address] = block
         return address
 
@@ -63,7 +63,7 @@ class Placed:
 
     def __init__(self, runtime: Runtime, host: HostArray) -> None:
         self.runtime, self.host, self.tensor = runtime, host, host.tensor
-        self.low, high = hostmem.byte_range(self.tensor)
+        self.low, high = host_memory.byte_range(self.tensor)
         self.size = high - self.low
         self.total = self.size + 2 * GUARD
         self.base = runtime.malloc(self.total)
@@ -75,9 +75,9 @@ class Placed:
     def _view(self, image: Any) -> Any:
         """The array inside an image of the whole allocation."""
         if self.tensor.size == 0:
-            return np.empty(self.tensor.shape, hostmem.STORAGE[self.tensor.dtype])
+            return np.empty(self.tensor.shape, host_memory.STORAGE[self.tensor.dtype])
         first = image.__array_interface__["data"][0] + GUARD - self.low
-        return hostmem.view(first, self.tensor)
+        return host_memory.view(first, self.tensor)
 
     def read(self) -> Any:
         """The present elements (bfloat16 as its bits), laid out as before."""
@@ -119,6 +119,6 @@ def strided(host: HostArray, step: int) -> HostArray:
 
 def nan_like(tensor: TensorSpec) -> HostArray:
     """An array full of NaN for a result."""
-    array = np.empty(tensor.shape, hostmem.STORAGE[tensor.dtype])
-    array[...] = hostmem.narrow(np.full(tensor.shape, np.nan), tensor.dtype)
+    array = np.empty(tensor.shape, host_memory.STORAGE[tensor.dtype])
+    array[...] = host_memory.narrow(np.full(tensor.shape, np.nan), tensor.dtype)
     return HostArray(array, tensor.dtype)

@@ -5,7 +5,8 @@ only for tasks that another has begun. A thread that comes late, even after the 
 finds everything taken and touches nothing else. Without ``sync`` the calling thread does it all.
 """
 
-from normgrad.backends.cpu import jit, slots
+from normgrad.backends.cpu import jit
+from normgrad.backends.cpu.plan import slots
 from normgrad.backends.cpu.vectors import add_atomic, call_task, pause, set_arithmetic
 
 # Counters of each phase, a cache line apart from the next phase's: tasks done, tasks taken of each

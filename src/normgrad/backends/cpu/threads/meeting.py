@@ -5,7 +5,7 @@ back what no helper has begun: nobody waits for a thread that is not running. Th
 helper began 14 to 18 us after the call (two turns at the interpreter lock), so it takes about 3.
 """
 
-from normgrad.backends.cpu import slots
+from normgrad.backends.cpu.plan import slots
 from normgrad.backends.cpu.threads import driver
 from normgrad.backends.cpu.threads.sharing import (
     CPUS,

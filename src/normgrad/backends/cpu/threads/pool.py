@@ -12,8 +12,8 @@ import threading
 from typing import Any
 
 from normgrad.backends.cpu import tasks
-from normgrad.cores import cores
-from normgrad.errors import tell
+from normgrad.core.cpu_count import cores
+from normgrad.core.errors import tell
 
 # Threads for each core at most.
 _MOST = 4

@@ -14,7 +14,7 @@ from numba.extending import (
     typeof_impl,
 )
 
-from normgrad.backends.cpu.vectors.conversions import F32, F64, I32, I64, call, const
+from normgrad.backends.cpu.vectors.conversions import F32, F64, I32, I64, SCALES, call, const
 from normgrad.backends.cpu.vectors.formats import Format
 
 
@@ -55,9 +55,12 @@ def _typeof_format(value, context):
     return FormatType(value)
 
 
-@lower_constant(FormatType)
-def _constant_format(context, builder, type_, value):
-    return context.get_dummy_value()
+def opaque_constant(kind):
+    """Let kernels name values that are nothing but their type."""
+    lower_constant(kind)(lambda context, builder, type_, value: context.get_dummy_value())
+
+
+opaque_constant(FormatType)
 
 
 def lanes_of(fmt):
@@ -282,6 +285,135 @@ def with_lane(typingctx, values, lane, value):
         return builder.insert_element(values, value, lane)
 
     return values(values, types.int64, types.float64), codegen
+
+
+@intrinsic
+def kept(typingctx, values, count):
+    """The first ``count`` lanes; the others are 0."""
+
+    def codegen(context, builder, signature, arguments):
+        vector, count = arguments
+        lane = ir.Constant(ir.VectorType(I64, values.count), list(range(values.count)))
+        first = builder.icmp_signed("<", lane, spread(builder, count, values.count))
+        return builder.select(first, vector, const(vector.type, 0.0))
+
+    return values(values, types.int64), codegen
+
+
+@intrinsic
+def any_above(typingctx, first, second):
+    """Whether a number, or one in any lane, is more than the other."""
+
+    def codegen(context, builder, signature, arguments):
+        found = builder.fcmp_ordered(">", *arguments)
+        if not isinstance(first, LanesType):
+            return found
+        lanes = builder.bitcast(found, ir.IntType(first.count))
+        return builder.icmp_unsigned("!=", lanes, lanes.type(0))
+
+    return types.boolean(first, second), codegen
+
+
+@intrinsic
+def absolute(typingctx, values):
+    """Without the sign."""
+
+    def codegen(context, builder, signature, arguments):
+        kind = f"v{values.count}{'f64' if values.wide else 'f32'}"
+        return call(builder, f"llvm.fabs.{kind}", values.llvm, list(arguments))
+
+    return values(values), codegen
+
+
+@intrinsic
+def at_most(typingctx, first, second, yes, no):
+    """Where the first is not more than the second, else, and where either is NaN, ``no``."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.select(builder.fcmp_ordered("<=", *arguments[:2]), *arguments[2:])
+
+    return no(first, second, yes, no), codegen
+
+
+@intrinsic
+def bits_above(typingctx, values, bound):
+    """A bit for each lane that is not at most as much; NaN is above."""
+
+    def codegen(context, builder, signature, arguments):
+        found = builder.fcmp_unordered(">", *arguments)
+        return builder.zext(builder.bitcast(found, ir.IntType(values.count)), I64)
+
+    return types.int64(values, bound), codegen
+
+
+@intrinsic
+def kept_where(typingctx, values, bits):
+    """The lanes whose bit is set; the others are 0."""
+
+    def codegen(context, builder, signature, arguments):
+        vector, bits = arguments
+        some = builder.trunc(bits, ir.IntType(values.count))
+        chosen = builder.bitcast(some, ir.VectorType(ir.IntType(1), values.count))
+        return builder.select(chosen, vector, const(vector.type, 0.0))
+
+    return values(values, types.int64), codegen
+
+
+def _resized(kind, wide):
+    """The type of the same numbers in another compute type."""
+    if isinstance(kind, LanesType):
+        return LanesType(wide, kind.count)
+    return types.float64 if wide else types.float32
+
+
+def _llvm(kind):
+    return kind.llvm if isinstance(kind, LanesType) else F64 if kind == types.float64 else F32
+
+
+@intrinsic
+def in_float32(typingctx, values):
+    """A number, or each lane, rounded to float32."""
+    kind = _resized(values, False)
+
+    def codegen(context, builder, signature, arguments):
+        return arguments[0] if kind == values else builder.fptrunc(arguments[0], _llvm(kind))
+
+    return kind(values), codegen
+
+
+@intrinsic
+def in_type_of(typingctx, values, like):
+    """The same numbers as wide as others are."""
+
+    def codegen(context, builder, signature, arguments):
+        return arguments[0] if like == values else builder.fpext(arguments[0], _llvm(like))
+
+    return like(values, like), codegen
+
+
+@intrinsic
+def times_power(typingctx, values, whole):
+    """Values near 1 times 2 to whole powers, rounded once where that is too small."""
+    bits, bias, steps = (I64, 1023, 52) if values.wide else (I32, 127, 23)
+    kind = ir.VectorType(bits, values.count)
+
+    def codegen(context, builder, signature, arguments):
+        vector, whole = arguments
+        if SCALES and values.count * (8 if values.wide else 4) == 64:
+            # The processor's own, in one instruction.
+            lane_bits = ir.IntType(values.count)
+            name = f"llvm.x86.avx512.mask.scalef.{'pd' if values.wide else 'ps'}.512"
+            rest = [vector, lane_bits(-1), I32(4)]
+            return call(builder, name, values.llvm, [vector, whole, *rest])
+        size = f"v{values.count}i{bits.width}.v{values.count}{'f64' if values.wide else 'f32'}"
+        power = call(builder, f"llvm.fptosi.sat.{size}", kind, [whole])
+        half = builder.ashr(power, const(kind, 1))
+        for one in (half, builder.sub(power, half)):
+            shifted = builder.shl(builder.add(one, const(kind, bias)), const(kind, steps))
+            vector = builder.fmul(vector, builder.bitcast(shifted, values.llvm))
+        return vector
+
+    return values(values, whole), codegen
 
 
 @intrinsic

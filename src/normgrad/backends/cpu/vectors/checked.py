@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from normgrad import hostmem
+from normgrad.arrays import host_memory
 from normgrad.backends.cpu.vectors.formats import I16, Format
 
+FLUSHES_BF16 = False
 _readable: list[tuple[int, int]] = []
 _writable: list[tuple[int, int]] = []
-_STORAGE = {**hostmem.STORAGE, "int16": np.dtype(np.int16)}
+_STORAGE = {**host_memory.STORAGE, "int16": np.dtype(np.int16)}
 
 
 @contextmanager
@@ -85,7 +86,7 @@ def load_part(fmt: Format, address: int, count: int) -> Any:
     """As in `lowering`."""
     values = np.zeros(fmt.lanes, _compute_type(fmt))
     count = max(0, min(count, fmt.lanes))
-    values[:count] = hostmem.widen(_view(fmt, address, count, False), fmt.name)
+    values[:count] = host_memory.widen(_view(fmt, address, count, False), fmt.name)
     return values
 
 
@@ -138,13 +139,13 @@ def stream_pair(fmt: Format, address: int, first: Any, second: Any) -> None:
 def store_part(fmt: Format, address: int, values: Any, count: int) -> None:
     """As in `lowering`."""
     count = max(0, min(count, fmt.lanes))
-    narrow = hostmem.narrow(values[:count].astype(np.float64), fmt.name)
+    narrow = host_memory.narrow(values[:count].astype(np.float64), fmt.name)
     _view(fmt, address, count, True)[:] = narrow
 
 
 def store_rounded(fmt: Format, address: int, values: Any, count: int) -> None:
     """As in `lowering`."""
-    _view(fmt, address, count, True)[:] = hostmem.narrow(values[:count], fmt.name)
+    _view(fmt, address, count, True)[:] = host_memory.narrow(values[:count], fmt.name)
 
 
 def splat(fmt: Format, value: float) -> Any:
@@ -155,6 +156,13 @@ def splat(fmt: Format, value: float) -> Any:
 def zero(fmt: Format) -> Any:
     """As in `arithmetic`."""
     return np.zeros(fmt.lanes, _compute_type(fmt))
+
+
+def as_stored(fmt: Format, values: Any) -> Any:
+    """As in `lowering`."""
+    narrow = host_memory.narrow(np.asarray(values, np.float64).ravel(), fmt.name)
+    wide = host_memory.widen(narrow, fmt.name).astype(np.result_type(values))
+    return wide if np.ndim(values) else wide[0]
 
 
 def fma(first: Any, second: Any, third: Any) -> Any:
@@ -194,6 +202,65 @@ def with_lane(values: Any, lane: int, value: float) -> Any:
     return changed
 
 
+def kept(values: Any, count: int) -> Any:
+    """As in `arithmetic`."""
+    return np.where(np.arange(len(values)) < count, values, values.dtype.type(0))
+
+
+def any_above(first: Any, second: Any) -> bool:
+    """As in `arithmetic`."""
+    return bool(np.any(first > second))
+
+
+def absolute(values: Any) -> Any:
+    """As in `arithmetic`."""
+    return np.abs(values)
+
+
+def at_most(first: Any, second: Any, yes: Any, no: Any) -> Any:
+    """As in `arithmetic`."""
+    chosen = np.where(first <= second, yes, no)
+    return chosen.astype(getattr(no, "dtype", first.dtype))
+
+
+def bits_above(values: Any, bound: Any) -> int:
+    """As in `arithmetic`."""
+    return sum(1 << lane for lane, above in enumerate(~(values <= bound)) if above)
+
+
+def kept_where(values: Any, bits: int) -> Any:
+    """As in `arithmetic`."""
+    chosen = [bits >> lane & 1 for lane in range(len(values))]
+    return np.where(chosen, values, values.dtype.type(0))
+
+
+def take_byte(address: int) -> int:
+    """As in `lowering`."""
+    _checked(_readable, address, 1, "reads")
+    return int(_bytes_at(address, 1)[0])
+
+
+def put_byte(address: int, bits: int) -> None:
+    """As in `lowering`."""
+    _checked(_writable, address, 1, "writes")
+    _bytes_at(address, 1)[0] = bits
+
+
+def in_float32(values: Any) -> Any:
+    """As in `arithmetic`."""
+    return np.float32(values)
+
+
+def in_type_of(values: Any, like: Any) -> Any:
+    """As in `arithmetic`."""
+    return like.dtype.type(values)
+
+
+def times_power(values: Any, whole: Any) -> Any:
+    """As in `arithmetic`."""
+    return np.ldexp(values, whole.astype(np.int32))
+
+
 def square_root(values: Any) -> Any:
     """As in `arithmetic`."""
     return np.sqrt(values)
@@ -202,12 +269,14 @@ def square_root(values: Any) -> Any:
 def read(fmt: Format, address: int) -> float:
     """As in `lowering`."""
     view = _view(fmt, address, 1, False)
-    return np.float64(view[0] if fmt.name.startswith("int") else hostmem.widen(view, fmt.name)[0])
+    return np.float64(
+        view[0] if fmt.name.startswith("int") else host_memory.widen(view, fmt.name)[0]
+    )
 
 
 def write(fmt: Format, address: int, value: float) -> None:
     """As in `lowering`."""
-    _view(fmt, address, 1, True)[:] = hostmem.narrow(np.array([value], np.float64), fmt.name)
+    _view(fmt, address, 1, True)[:] = host_memory.narrow(np.array([value], np.float64), fmt.name)
 
 
 def move(fmt: Format, source: int, target: int) -> None:

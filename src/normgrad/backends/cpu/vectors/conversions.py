@@ -31,8 +31,10 @@ def _compiles_for(feature):
 _HAS_HALF = not X86 or _compiles_for("f16c")
 # One instruction instead of seven; it flushes numbers below 2**-126 to zero. The cache of compiled
 # kernels is keyed by the processor's features.
-_HAS_BF16 = X86 and _compiles_for("avx512bf16")
-if _HAS_BF16:
+FLUSHES_BF16 = X86 and _compiles_for("avx512bf16")
+# One instruction that multiplies by a power of 2.
+SCALES = X86 and _compiles_for("avx512f")
+if FLUSHES_BF16:
     binding.initialize_native_asmparser()
 
 
@@ -126,7 +128,7 @@ def narrowed(builder, fmt, values):
         return builder.fptrunc(values, like(values.type, F32))
     if fmt.name != "bfloat16":
         return values
-    if _HAS_BF16 and isinstance(values.type, ir.VectorType):
+    if FLUSHES_BF16 and isinstance(values.type, ir.VectorType):
         halves = ir.FunctionType(like(values.type, I16), [values.type])
         return builder.asm(halves, "vcvtneps2bf16 $1, $0", "=v,v", [values], False)
     return _brain_narrowed(builder, values)
@@ -152,7 +154,7 @@ def _interleaved(builder, values):
 
 def joined(builder, fmt, first, second, apart):
     """Two vectors that fill half a line each as one."""
-    if fmt.name == "bfloat16" and _HAS_BF16:
+    if fmt.name == "bfloat16" and FLUSHES_BF16:
         kind = ir.FunctionType(ir.VectorType(I16, 32), [first.type] * 2)
         text = "vcvtne2ps2bf16 $1, $2, $0"
         both = builder.asm(kind, text, "=v,v,v", [first, second], False)

@@ -42,6 +42,8 @@ I16: Final = Format("int16", 6, 2, 0, wide=False)
 # By the stored type and whether float64 is computed with.
 FORMATS: Final = {(fmt.name, fmt.wide): fmt for fmt in (F16, BF16, F32, F64, F32_WIDE)}
 
+# As what a type is stored, by its name.
+STORED: Final = {fmt.name: fmt for fmt in (F16, BF16, F32, F64)}
 # Every element type that a parameter block may name.
 CODES: Final = {fmt.name: fmt.code for fmt in (F16, BF16, F32, F64, I32, I64)}
 ABSENT: Final = -1

@@ -1,5 +1,7 @@
 """Memory as `vectors` names it, in LLVM instructions. Addresses are integers, lane 0 is first."""
 
+from dataclasses import replace
+
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -261,6 +263,28 @@ def move(typingctx, fmt, source, target):
 
 
 @intrinsic
+def take_byte(typingctx, address):
+    """Eight bits."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.zext(builder.load(pointer(builder, arguments[0], ir.IntType(8))), I64)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def put_byte(typingctx, address, bits):
+    """Eight bits."""
+
+    def codegen(context, builder, signature, arguments):
+        byte = builder.trunc(arguments[1], ir.IntType(8))
+        builder.store(byte, pointer(builder, arguments[0], byte.type))
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen
+
+
+@intrinsic
 def write(typingctx, fmt, address, value):
     """One float64, rounded once."""
 
@@ -270,6 +294,22 @@ def write(typingctx, fmt, address, value):
         return context.get_dummy_value()
 
     return types.none(fmt, types.int64, types.float64), codegen
+
+
+@intrinsic
+def as_stored(typingctx, fmt, values):
+    """Numbers of a vector, or a float64, rounded once as memory of a format would hold them."""
+    wide = values == types.float64 or values.wide
+    stored = replace(fmt.fmt, wide=wide)
+
+    def codegen(context, builder, signature, arguments):
+        value = arguments[1]
+        if stored.itemsize == (8 if wide else 4):
+            return value
+        narrow = (rounded_once if wide else narrowed)(builder, stored, value)
+        return widened(builder, stored, narrow)
+
+    return values(fmt, values), codegen
 
 
 @intrinsic

@@ -17,6 +17,7 @@ typedef int aclError;
 typedef uint16_t aclFloat16;
 typedef void* aclrtStream;
 typedef void* aclrtContext;
+typedef void* aclrtEvent;
 
 typedef enum aclDataType {
     ACL_DT_UNDEFINED = -1,
@@ -32,9 +33,21 @@ typedef enum aclDataType {
     ACL_UINT64 = 10,
     ACL_DOUBLE = 11,
     ACL_BOOL = 12,
+    ACL_STRING = 13,
     ACL_COMPLEX64 = 16,
     ACL_COMPLEX128 = 17,
-    ACL_BF16 = 27
+    ACL_BF16 = 27,
+    ACL_INT4 = 29,
+    ACL_UINT1 = 30,
+    ACL_COMPLEX32 = 33,
+    ACL_HIFLOAT8 = 34,
+    ACL_FLOAT8_E5M2 = 35,
+    ACL_FLOAT8_E4M3FN = 36,
+    ACL_FLOAT8_E8M0 = 37,
+    ACL_FLOAT6_E3M2 = 38,
+    ACL_FLOAT6_E2M3 = 39,
+    ACL_FLOAT4_E2M1 = 40,
+    ACL_FLOAT4_E1M2 = 41
 } aclDataType;
 
 typedef enum aclFormat {
@@ -63,8 +76,18 @@ typedef enum aclFormat {
 #define ACL_ERROR_RT_INVALID_DEVICEID 107001
 #define ACL_ERROR_RT_CONTEXT_NULL 107002
 #define ACL_ERROR_RT_STREAM_CONTEXT 107003
+#define ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID 107006
 #define ACL_ERROR_BAD_ALLOC 200000
 #define ACL_ERROR_INTERNAL_ERROR 500000
+#define ACL_ERROR_FAILURE 500001
+#define ACL_ERROR_RT_STREAM_SYNC_TIMEOUT 507046
+
+/* To the nearest, ties to even; these two do not need Python. */
+aclFloat16 aclFloatToFloat16(float value);
+float aclFloat16ToFloat(aclFloat16 value);
+
+/* In bytes; 0 for a type whose elements are not whole bytes, or that is not known. */
+size_t aclDataTypeSize(aclDataType dataType);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,1 @@
+"""The callers' arrays as addresses and back: NumPy, torch, DLPack, host memory."""

@@ -1,1 +1,0 @@
-"""The Triton kernels, by the shape of what they read."""

@@ -1,0 +1,398 @@
+"""How the blocks of a team exchange the sums of their columns, and what dx is made of then.
+
+Sums go round in one step, or in two: see `columns`.
+"""
+
+import triton
+import triton.language as tl
+
+from normgrad.backends.cuda.pieces.column_tiles import base_of
+from normgrad.backends.cuda.pieces.common import (
+    await_words,
+    coefficients,
+    load_or,
+    load_rstd,
+    pack_pair,
+    publish,
+    store_as,
+    sum_pairs,
+    unpack_pair,
+)
+from normgrad.backends.cuda.pieces.gluon import gl, jit
+from normgrad.backends.cuda.pieces.moments import add_parts, merged, parts_of, store_statistics
+
+
+@triton.constexpr_function
+def _box(bins, warps):
+    """Words in which a thread has few bins."""
+    lanes = min(32, bins)
+    across = min(warps, bins // lanes)
+    return gl.BlockedLayout([1, 1], [32 // lanes, lanes], [warps // across, across], [1, 0])
+
+
+@triton.constexpr_function
+def _line(group, bins, warps):
+    """Columns, as the words of their bins lie."""
+    return (
+        gl.BlockedLayout([1], [32], [warps], [0]) if group else gl.SliceLayout(0, _box(bins, warps))
+    )
+
+
+@jit
+def publish_sums(
+    mail,  # words of this slab: [parts, SPANS, bins]
+    above,
+    start,
+    columns,
+    bins,
+    own,  # bins of this block
+    sums,
+    GROUP_SIZE: tl.constexpr,
+    COLS: tl.constexpr,
+    SPANS: tl.constexpr,
+):
+    """Publish the sums of a block's bins."""
+    span = start // COLS - own * GROUP_SIZE // COLS  # how many pieces have columns of it before
+    to = mail + (above * SPANS + span) * bins + own
+    publish(to, pack_pair(sums[0], sums[1]), own * GROUP_SIZE < start + columns)
+
+
+@jit
+def rows_of_part(part, parts, rows, ROWS: tl.constexpr):
+    """How many rows of a slab the blocks of a part have."""
+    apart = parts * ROWS
+    return rows // apart * ROWS + gl.minimum(gl.maximum(rows % apart - part * ROWS, 0), ROWS)
+
+
+@jit
+def columns_in(span, own, GROUP_SIZE: tl.constexpr, COLS: tl.constexpr):
+    """How many columns of a bin lie in the piece that is so many behind its first."""
+    piece = (own * GROUP_SIZE // COLS + span) * COLS
+    last = gl.minimum((own + 1) * GROUP_SIZE, piece + COLS)
+    return gl.maximum(last - gl.maximum(own * GROUP_SIZE, piece), 0)
+
+
+@jit
+def await_sums(
+    mail,
+    parts,
+    start,
+    columns,
+    bins,
+    box: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    COLS: tl.constexpr,
+    BINS: tl.constexpr,
+    SPANS: tl.constexpr,
+    STEP: tl.constexpr,
+    WARPS: tl.constexpr,
+    FORMULA: tl.constexpr,
+    rows,  # of a slab
+    ROWS: tl.constexpr,  # of a tile
+):
+    """The sums of a block's bins over all parts."""
+    own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, box))
+    ok = own * GROUP_SIZE < start + columns
+    last = (own * GROUP_SIZE + GROUP_SIZE - 1) // COLS - own * GROUP_SIZE // COLS
+    row = gl.arange(0, STEP, gl.SliceLayout(1, box))
+    t1 = gl.zeros([STEP, BINS], tl.float32, box)
+    t2 = gl.zeros([STEP, BINS], tl.float32, box)
+    if FORMULA.forward:
+        found = (t1, t1, t1, t1)
+    for base in tl.range(0, parts * SPANS, STEP):
+        word = base + row
+        wanted = (word < parts * SPANS)[:, None] & ok[None, :]
+        if SPANS > 1:
+            wanted = wanted & ((word % SPANS)[:, None] <= last[None, :])
+        at = word[:, None] * bins + own[None, :]
+        u1, u2 = unpack_pair(await_words(mail + at, wanted, STEP * BINS // (32 * WARPS)))
+        if FORMULA.forward:
+            count = rows_of_part(word // SPANS, parts, rows, ROWS)[:, None]
+            count = count * columns_in((word % SPANS)[:, None], own[None, :], GROUP_SIZE, COLS)
+            count = gl.where(wanted, count.to(tl.float32), 0.0)
+            found = add_parts(found, count, u1, u2)
+        else:
+            t1 += u1
+            t2 += u2
+    if FORMULA.forward:
+        _, t1, t2 = merged(FORMULA, parts_of(FORMULA, found, 0.0), 0)
+    else:
+        t1, t2 = sum_pairs(t1, t2, 0)
+    return t1, t2
+
+
+@jit
+def publish_totals(
+    mail,  # with one part more, for the totals
+    above,
+    parts,
+    start,
+    columns,
+    bins,
+    COLS: tl.constexpr,
+    OWN: tl.constexpr,
+    STEP: tl.constexpr,
+    WARPS: tl.constexpr,
+    FORMULA: tl.constexpr,
+    rows,
+    ROWS: tl.constexpr,
+):
+    """Add up all parts of OWN columns, for everybody."""
+    LANES: tl.constexpr = min(32, OWN)
+    ACROSS: tl.constexpr = min(WARPS, OWN // LANES)
+    box: tl.constexpr = gl.BlockedLayout(
+        [1, 1], [32 // LANES, LANES], [WARPS // ACROSS, ACROSS], [1, 0]
+    )
+    first = start + above * OWN
+    t1, t2 = await_sums(
+        mail, parts, first, columns - above * OWN, bins, box, 1, COLS, OWN, 1, STEP, WARPS,
+        FORMULA, rows, ROWS,
+    )  # fmt: skip
+    own = first + gl.arange(0, OWN, gl.SliceLayout(0, box))
+    publish(mail + parts * bins + own, pack_pair(t1, t2), own < start + columns)
+
+
+@jit
+def all_sums(s1, s2, ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The sums of a block's columns: a thread adds up its rows, then lanes and warps."""
+    s1, s2 = sum_pairs(
+        gl.reshape(s1, [ROWS // ONCE, ONCE, COLS]), gl.reshape(s2, [ROWS // ONCE, ONCE, COLS]), 0
+    )
+    return sum_pairs(s1, s2, 0)
+
+
+@jit
+def keep_sums(
+    slot,  # of shared memory
+    s1,
+    s2,
+    KEPT: tl.constexpr,
+    ONCE: tl.constexpr,  # rows that have one element in each thread
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Store the sums of each warp's rows, of which KEPT lie one below the other."""
+    # A thread adds up its rows, then lanes.
+    s1, s2 = sum_pairs(
+        gl.reshape(s1, [ROWS // ONCE, KEPT, ONCE // KEPT, COLS]),
+        gl.reshape(s2, [ROWS // ONCE, KEPT, ONCE // KEPT, COLS]),
+        0,
+    )
+    s1, s2 = sum_pairs(s1, s2, 1)
+    slot.store(pack_pair(s1, s2))
+
+
+@jit
+def sums_in(kept, layout: tl.constexpr, down: tl.constexpr, KEPT: tl.constexpr):
+    """The sums of columns in a layout; a thread adds up what KEPT warps have of a column.
+
+    ``down`` has all of those in a thread, and columns as ``layout`` has them.
+    """
+    if KEPT:
+        first, second = unpack_pair(kept.load(down))
+        first, second = sum_pairs(first, second, 0)
+        sums = gl.convert_layout(first, layout), gl.convert_layout(second, layout)
+    else:
+        sums = unpack_pair(gl.convert_layout(pack_pair(kept[0], kept[1]), layout))
+    return sums
+
+
+@jit
+def group_weights(
+    gamma, columns, left, COLS: tl.constexpr, BINS: tl.constexpr, WARPS: tl.constexpr
+):
+    """Gamma of a block's columns, as `publish_groups` wants it.
+
+    To be loaded before the tiles: whoever waits for sums would wait for it too.
+    """
+    LANES: tl.constexpr = min(32, BINS)
+    hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    cols = gl.arange(0, COLS, gl.SliceLayout(1, hot))
+    return load_or(gamma, left + cols, cols < gl.minimum(columns, COLS), 1.0, tl.float32)
+
+
+@jit
+def publish_groups(
+    kept,
+    mail,
+    above,
+    place_of,  # first column of the block, columns
+    bins,
+    weight,  # see `group_weights`
+    GROUP_SIZE: tl.constexpr,
+    COLS: tl.constexpr,
+    BINS: tl.constexpr,
+    SPANS: tl.constexpr,
+    KEPT: tl.constexpr,
+    WARPS: tl.constexpr,
+    SOLO: tl.constexpr,
+    FORMULA: tl.constexpr,
+    count,  # rows of this block
+):
+    """Group norm: the sums of a block's groups, with gamma inside."""
+    LANES: tl.constexpr = min(32, BINS)
+    hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    down: tl.constexpr = gl.BlockedLayout(
+        [max(1, KEPT), 1], [LANES, 32 // LANES], [1, WARPS], [0, 1]
+    )
+    start, columns = place_of
+    own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, hot))
+    cols = gl.arange(0, COLS, gl.SliceLayout(1, hot))
+    within = ((start + cols) // GROUP_SIZE)[:, None] == own[None, :]
+    t1, t2 = sums_in(kept, gl.SliceLayout(1, hot), down, KEPT)
+    if FORMULA.forward:
+        within = within & (cols < columns)[:, None]
+        parts = (
+            gl.where(within, count.to(tl.float32), 0.0),
+            gl.where(within, t1[:, None], 0.0), gl.where(within, t2[:, None], 0.0),
+        )  # fmt: skip
+        _, t1, t2 = merged(FORMULA, parts, 0)
+    else:
+        t1 = gl.where(within, (t1 * weight)[:, None], 0.0)
+        t2 = gl.where(within, (t2 * weight)[:, None], 0.0)
+        t1, t2 = sum_pairs(t1, t2, 0)
+    if not SOLO:
+        publish_sums(mail, above, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
+    return t1, t2
+
+
+@jit
+def share_sums(
+    kept,  # sums of the block's columns: of each warp, kept in shared memory, or as they are
+    mail,
+    place_of,  # above, start, columns, image, first channel
+    sizes,  # parts, bins, images, channels
+    partials,
+    weights,  # of group norm: see `group_weights`
+    GROUP: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    COLS: tl.constexpr,
+    BINS: tl.constexpr,
+    SPANS: tl.constexpr,
+    KEPT: tl.constexpr,  # warps that have kept sums of a column; 0: none has
+    WARPS: tl.constexpr,
+    SOLO: tl.constexpr,
+    FORMULA: tl.constexpr,
+    rows,  # of a slab
+    ROWS: tl.constexpr,  # of a tile
+):
+    """Publish the sums of a block's bins; they are returned for whoever has no partners."""
+    above, start, columns, image, left = place_of
+    columns = gl.minimum(columns, COLS)
+    parts, bins, images, channels = sizes
+    line: tl.constexpr = _line(GROUP, BINS, WARPS)
+    down: tl.constexpr = gl.BlockedLayout([max(1, KEPT), 1], [1, 32], [1, WARPS], [0, 1])
+    cols = gl.arange(0, COLS, line)
+    if GROUP:
+        t1, t2 = publish_groups(
+            kept, mail, above, (start, columns), bins, weights,
+            GROUP_SIZE, COLS, BINS, SPANS, KEPT, WARPS, SOLO, FORMULA,
+            rows_of_part(above, parts, rows, ROWS),
+        )  # fmt: skip
+        if partials is not None:  # nobody waits for these
+            u1, u2 = sums_in(kept, line, down, KEPT)
+            to = partials + (image.to(tl.int64) * channels + left + cols) * parts + above
+            gl.store(to, u1, mask=cols < columns)
+            gl.store(to + images.to(tl.int64) * channels * parts, u2, mask=cols < columns)
+    else:
+        t1, t2 = sums_in(kept, line, down, KEPT)
+        if not SOLO:
+            own = start + cols
+            publish_sums(mail, above, start, columns, bins, own, (t1, t2), 1, COLS, SPANS)
+    return t1, t2
+
+
+@jit
+def factors_of(
+    sums,  # of a block without partners
+    mail,
+    place_of,
+    sizes,
+    vectors,  # rstd, gamma, dgamma, dbeta
+    count,
+    eps,
+    by_col: tl.constexpr,
+    FORMULA: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    VARIANCE: tl.constexpr,
+    COLS: tl.constexpr,
+    BINS: tl.constexpr,
+    SPANS: tl.constexpr,
+    STEP: tl.constexpr,
+    OWN: tl.constexpr,
+    WARPS: tl.constexpr,
+    SOLO: tl.constexpr,
+    PHASE: tl.constexpr,
+    offered,  # forward: x, the step between images, beta, results, momentum
+    rows,  # of a slab
+    ROWS: tl.constexpr,  # of a tile
+    ALIGN: tl.constexpr,
+):
+    """The factors of dx for each column: of dy, of x, and the constant.
+
+    Part 0 of a batch norm's slab also writes dgamma and dbeta.
+
+    A thread has few columns here, where it has the VECTOR of a tile elsewhere.
+    """
+    above, start, columns, image, left = place_of
+    columns = gl.minimum(columns, COLS)
+    parts, bins, _, channels = sizes
+    rstd, gamma, dgamma, dbeta = vectors
+    box: tl.constexpr = _box(BINS, WARPS)
+    cols = gl.arange(0, COLS, _line(GROUP, BINS, WARPS))
+    ok = cols < columns
+    channel = left + cols
+    statistic = image * (channels // GROUP_SIZE) + channel // GROUP_SIZE if GROUP else channel
+    if FORMULA.forward:
+        x, outer_step, beta, results, momentum = offered
+        strip = (0, columns, 0, image, left, 0)
+        base = base_of(x, strip, outer_step, cols, GROUP_SIZE, ALIGN)
+        rs = base
+    else:
+        rs = load_rstd(rstd, statistic, ok, eps, VARIANCE, tl.float32)
+    weight = load_or(gamma, channel, ok, 1.0, tl.float32)
+    x_factor, constant = rs, rs
+    if OWN > 0 and PHASE % 3 == 0:
+        publish_totals(
+            mail, above, parts, start, columns, bins, COLS, OWN, STEP, WARPS, FORMULA, rows, ROWS
+        )
+    if PHASE != 1 and (OWN == 0 or PHASE != 3):
+        if OWN > 0:
+            ONE: tl.constexpr = max(1, 32 * WARPS // BINS)  # a word for every thread
+            t1, t2 = await_sums(
+                mail + parts * bins, 1, start, columns, bins, box, 1, COLS, BINS, 1, ONE, WARPS,
+                FORMULA, rows, ROWS,
+            )  # fmt: skip
+        elif SOLO:
+            t1, t2 = sums
+        else:
+            t1, t2 = await_sums(
+                mail, parts, start, columns, bins, box, GROUP_SIZE, COLS, BINS, SPANS, STEP, WARPS,
+                FORMULA, rows, ROWS,
+            )  # fmt: skip
+        if GROUP:
+            mine = gl.minimum((start + cols) // GROUP_SIZE - start // GROUP_SIZE, BINS - 1)
+            t1, t2 = unpack_pair(gl.gather(pack_pair(t1, t2), mine, 0))
+        elif above == 0 and not FORMULA.forward:
+            store_as(dbeta, channel, t1, ok)
+            store_as(dgamma, channel, t2 * rs, ok)
+        if FORMULA.forward:
+            rs = 1.0 / tl.sqrt(t2 / count + eps)
+            x_factor = base + t1
+            constant = load_or(beta, channel, ok, 0.0, tl.float32)
+            if above == 0:
+                moments = (count + t1 * 0.0, x_factor, t2)
+                once = ok & (channel % GROUP_SIZE == 0)
+                store_statistics(results, statistic, moments, momentum, eps, once, VARIANCE)
+        else:
+            # The sums of group norm have gamma inside.
+            factor = rs if GROUP else rs * weight
+            x_factor, constant = coefficients(FORMULA, rs, factor, t1, t2, count)
+    # All three at once: a barrier for each is half a percent of group norm 1x512x512x512.
+    places = gl.allocate_shared_memory(tl.float32, [3, COLS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    places.index(0).store(rs * weight)
+    places.index(1).store(x_factor)
+    places.index(2).store(constant)
+    dy_factor, x_factor = places.index(0).load(by_col), places.index(1).load(by_col)
+    return dy_factor[None, :], x_factor[None, :], places.index(2).load(by_col)[None, :]

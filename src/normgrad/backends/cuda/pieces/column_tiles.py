@@ -1,0 +1,228 @@
+"""Where the tiles of columns lie in memory and on chip, how they are asked for, and dx written."""
+
+import triton
+import triton.language as tl
+
+from normgrad.backends.cuda.activations import output, through
+from normgrad.backends.cuda.pieces.common import load_or, load_rstd, sum_pairs, widen
+from normgrad.backends.cuda.pieces.gluon import gl, jit
+from normgrad.backends.cuda.pieces.moments import add_elements
+from normgrad.backends.cuda.pieces.own_copies import copy_own, fetch_both
+
+
+@jit
+def strip_of(slab, part, ALIGN: tl.constexpr):
+    """A block's part of a slab: first element, columns, rows; its image, first channel, tiles.
+
+    Once for all tiles where registers allow it: two divisions are 41 of the 134 instructions that
+    writing a tile takes in bfloat16.
+    """
+    slabs, split, width, channels, start, first, limit, apart, outer_step, row_step = part
+    image = slab // split
+    left = (slab % split) * width * ALIGN + start
+    origin = (image.to(tl.int64) * outer_step + first.to(tl.int64) * row_step) * ALIGN + left
+    columns = gl.minimum(width - start // ALIGN, channels - left // ALIGN) * ALIGN
+    return origin, columns, gl.where(slab < slabs, limit, 0), image, left, apart
+
+
+@jit
+def either(which, one, other):
+    """The first strip where ``which`` is true, else the other."""
+    origin = gl.where(which, one[0], other[0])
+    columns = gl.where(which, one[1], other[1])
+    limit = gl.where(which, one[2], other[2])
+    return origin, columns, limit, one[3], one[4], one[5]
+
+
+@jit
+def tile_at(strip, number, row_step, local, cols, ROWS: tl.constexpr, ALIGN: tl.constexpr):
+    """The elements of a tile: where the first is, where the others are from there, which exist."""
+    origin, columns, limit, _, _, apart = strip
+    origin += (row_step * ALIGN).to(tl.int64) * (number * apart)
+    at = local[:, None] * row_step * ALIGN + cols[None, :]
+    ok = number * apart + local < limit
+    return origin, at, ok[:, None] & (cols < columns)[None, :]
+
+
+@jit
+def copy_tile(
+    data,
+    slot,
+    strip,
+    number,
+    row_step,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    TOGETHER: tl.constexpr = False,
+):
+    """Ask for a tile, all warps TOGETHER or each for itself."""
+    x, dy, _, local, cols, _, _ = data
+    origin, at, mask = tile_at(strip, number, row_step, local, cols, ROWS, ALIGN)
+    if TOGETHER:
+        tl.debug_barrier()
+    from_x = x + origin + at
+    from_dy = None if dy is None else dy + origin + at
+    copy_own(data, slot, from_x, from_dy, mask, ROWS * COLS, ALIGN)
+
+
+@jit
+def fetch_tiles(
+    x,
+    dy,
+    strip,
+    thread,
+    row_step,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """Have the L2 cache fetch the first tiles of a strip: a thread asks for lines of 128 bytes."""
+    origin, columns, limit, _, _, apart = strip
+    LINE: tl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth  # elements
+    LINES: tl.constexpr = max(1, COLS // LINE)  # of a row
+    for first in tl.range(0, TILES * ROWS * LINES, THREADS):
+        line = first + thread
+        row = line // (ROWS * LINES) * apart + line // LINES % ROWS
+        col = line % LINES * LINE
+        at = origin + row.to(tl.int64) * (row_step * ALIGN) + col
+        there = (line < TILES * ROWS * LINES) & (row < limit) & (col < columns)
+        fetch_both(x + at, dy + at, there)
+
+
+@jit
+def add_tile(s1, s2, values, centre, before, FORMULA: tl.constexpr):
+    """The two sums with one tile more; ``before`` is what `before_activation` makes of it."""
+    # Masked elements of dy are 0, so their x does not matter.
+    d1, d2 = _terms_of(values, centre, before, FORMULA)
+    return s1 + d1, s2 + d2
+
+
+@jit
+def _terms_of(values, centre, before, FORMULA: tl.constexpr):
+    """What the two sums add up."""
+    d, t = widen(values[0]), FORMULA.centred(widen(values[1]), centre)
+    if FORMULA.acts:
+        d = through(FORMULA, d, t, before[0], before[1])
+    return FORMULA.terms(d, t)
+
+
+@jit
+def add_moments(found, values, strip, number, local, FORMULA: tl.constexpr):
+    """What places have met, with one tile of x more."""
+    there = (number * strip[5] + local < strip[2])[:, None]
+    return add_elements(FORMULA, found, widen(values[1]), there)
+
+
+@jit
+def base_of(x, strip, outer_step, cols, GROUP_SIZE: tl.constexpr, ALIGN: tl.constexpr):
+    """The base of each column's mean: the first element of its statistic."""
+    _, columns, _, image, left, _ = strip
+    column = (left + cols) // GROUP_SIZE * GROUP_SIZE
+    at = image.to(tl.int64) * outer_step * ALIGN + column
+    return tl.load(x + at, mask=cols < columns, other=0.0).to(tl.float32)
+
+
+@jit
+def no_sums(tile: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The two sums before the first tile, as `add_rows` makes them."""
+    none = gl.reshape(gl.zeros([ROWS, COLS], tl.float32, tile), [ROWS // ONCE, ONCE, COLS])
+    return sum_pairs(none, none, 0)
+
+
+@jit
+def add_rows(
+    s1,
+    s2,
+    values,
+    centre,
+    before,
+    FORMULA: tl.constexpr,
+    ONCE: tl.constexpr,  # rows that have one element in each thread
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """The same with the rows of a thread added up first: sums of one row, half the registers."""
+    d1, d2 = _terms_of(values, centre, before, FORMULA)
+    t1, t2 = sum_pairs(
+        gl.reshape(d1, [ROWS // ONCE, ONCE, COLS]),
+        gl.reshape(d2, [ROWS // ONCE, ONCE, COLS]),
+        0,
+    )
+    return s1 + t1, s2 + t2
+
+
+@triton.jit
+def _first(one, other):
+    return one
+
+
+@jit
+def alike(row, by_col: tl.constexpr, EACH: tl.constexpr, COLS: tl.constexpr):
+    """A row in which EACH neighbours are equal; the compiler then knows: one register for all."""
+    apart = gl.reshape(row, [COLS // EACH, EACH])
+    one = tl.reduce(apart, 1, _first)
+    same, _ = gl.broadcast(gl.expand_dims(one, 1), apart)
+    return gl.convert_layout(gl.reshape(same, [COLS]), by_col)[None, :]
+
+
+@jit
+def write_tile(
+    dx, values, factors, strip, number, row_step, local, cols, FORMULA: tl.constexpr,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """Dx of one tile."""
+    dy_factor, centre, x_factor, constant, before = factors
+    if FORMULA.forward:
+        result = output(FORMULA, FORMULA.centred(values[1], x_factor), dy_factor, constant)
+    else:
+        d, t = values[0], FORMULA.centred(values[1], centre)
+        if FORMULA.acts:
+            d = through(FORMULA, d, t, before[0], before[1])
+        result = FORMULA.element(d, t, dy_factor, x_factor, constant)
+    origin, at, mask = tile_at(strip, number, row_step, local, cols, ROWS, ALIGN)
+    gl.store(dx + origin + at, result.to(dx.dtype.element_ty), mask=mask)
+
+
+@jit
+def centre_of(mean, strip, channels, cols, GROUP: tl.constexpr, GROUP_SIZE: tl.constexpr):
+    """The mean of each column."""
+    _, columns, _, image, left, _ = strip
+    statistic = left + cols
+    if GROUP:
+        statistic = image * (channels // GROUP_SIZE) + statistic // GROUP_SIZE
+    return load_or(mean, statistic, cols < columns, 0.0, tl.float32)[None, :]
+
+
+@jit
+def before_of(
+    vectors,  # rstd, gamma, beta
+    strip,
+    channels,
+    cols,
+    eps,
+    VARIANCE: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+):
+    """What an activation's argument is made of, for each column: gamma over the deviation, beta."""
+    _, columns, _, image, left, _ = strip
+    rstd, gamma, beta = vectors
+    channel = left + cols
+    statistic = channel
+    if GROUP:
+        statistic = image * (channels // GROUP_SIZE) + channel // GROUP_SIZE
+    ok = cols < columns
+    scale = load_rstd(rstd, statistic, ok, eps, VARIANCE, tl.float32)
+    scale *= load_or(gamma, channel, ok, 1.0, tl.float32)
+    return scale[None, :], load_or(beta, channel, ok, 0.0, tl.float32)[None, :]
+
+
+@jit
+def of_image(parameter, image, channels, ALIGN: tl.constexpr):
+    """Where an image's own parameters start."""
+    if parameter is not None:
+        parameter += image.to(tl.int64) * channels * ALIGN
+    return parameter

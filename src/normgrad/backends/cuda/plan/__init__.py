@@ -1,0 +1,1 @@
+"""Plans: which launches compute a request, and every size of them. No address, no GPU."""

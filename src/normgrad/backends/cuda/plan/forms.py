@@ -1,0 +1,43 @@
+"""Which formula computes an operator. Its functions, of the same name, are in `formulas`."""
+
+from typing import Final
+
+from normgrad.core.spec import Op, Spec
+
+# Operators besides those that all fast backends have.
+TAKEN: Final = (
+    Op.RMS_NORM_BACKWARD,
+    Op.BATCH_NORM,
+    Op.BATCH_NORM_STATS,
+    Op.BATCH_NORM_GATHER_STATS,
+    Op.BATCH_NORM_ELEMT,
+    Op.LAYER_NORM,
+    Op.GROUP_NORM,
+    Op.RMS_NORM,
+)
+# Forms of fused requests that kernels take.
+FUSED: Final = ("activation", "residual", "shortcut", "weights of each sample")
+# Tiles of 16 bytes a thread that there are no registers for beside an activation's slope: 8 to 40
+# bytes were spilled with one more.
+_FEWER_TILES: Final = {"relu": 1, "silu": 1}
+_FEWER_OF_OTHERS = 2
+
+
+def tiles_for_slope(spec: Spec) -> int:
+    """How many tiles fewer a block holds in registers for a gradient through an activation."""
+    if spec.activation is None or spec.operator.forward:
+        return 0
+    return _FEWER_TILES.get(spec.activation, _FEWER_OF_OTHERS)
+
+
+def formula_of(spec: Spec) -> str:
+    """The formula as it stands among a launch's constants: see `formulas.formula_named`."""
+    names = ("norm", "rms_norm") if spec.operator.forward else ("gradient", "gradient_of_rms")
+    words = [names[not spec.operator.centred]]
+    if spec.weight_offset:
+        words.append(str(spec.weight_offset))
+    if spec.activation is not None:
+        after = f"{spec.activation}:{spec.x.dtype}"
+        # Other activations have no use for the slope: they are one formula whatever it is.
+        words.append(f"{after}:{spec.negative_slope}" if "leaky" in spec.activation else after)
+    return " ".join(words)

@@ -1,0 +1,1 @@
+"""Launching a plan: compiled on a GPU, or in Triton's interpreter."""

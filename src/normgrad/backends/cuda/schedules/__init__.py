@@ -1,0 +1,1 @@
+"""The kernels: where data lie meanwhile. What is computed of them is a formula's."""

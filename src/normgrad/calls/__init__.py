@@ -1,0 +1,1 @@
+"""What happens between a public function and a backend: read, look up, allocate, run."""
