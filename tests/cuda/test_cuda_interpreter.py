@@ -264,7 +264,7 @@ from normgrad.core import plan
 # Blocks so small that small data have many tiles, parts, pieces and rounds.
 column_cuts._LEAST_BYTES = 16
 column_cuts._TWO_PASSES = 1e9  # they would be taken
-column_cuts._FINE = 12
+column_cuts._FINE, column_cuts._FINE_WARPS, column_cuts._FINE_BYTES = 12, 2, 512
 column_cuts._blocks = lambda data: (
     Block(1, 512, 6, 128, held=1),
     Block(1, 512, 5, 128, held=2),

@@ -48,6 +48,7 @@ _LEAST = 0.62  # what is left of all this however many tiles arrive meanwhile
 # 64x1024x14x14 in bfloat16 59.3 instead of 56.6.
 _ROOMY, _FRIENDS, _LESS = 17, 16, 0.7
 _FINE = 48  # tiles of a share, at most, where they are small ones
+_FINE_WARPS, _FINE_BYTES = 8, 4 << 10  # of a block and a tile of that kind
 _SPEED = 36.0e3  # bytes of a multiprocessor in a microsecond
 # The same for 16-bit data whose rows are no multiples of 16 bytes: smaller copies. 64x100x56x56
 # takes 97 us, in two passes (which fold rows) 62; 64x10x112x112 40 and 30, 128x60x28x28 21 and 24.
@@ -128,7 +129,7 @@ class Cut:
     @property
     def fine(self) -> bool:
         """Whether one block a multiprocessor has many small tiles."""
-        return self.block.warps == 8 and self.block.chunk_bytes == 4 << 10
+        return (self.block.warps, self.block.chunk_bytes) == (_FINE_WARPS, _FINE_BYTES)
 
     @property
     def streams(self) -> bool:
@@ -274,7 +275,7 @@ def _blocks(data: Slabs) -> tuple[Block, ...]:
             Block(warps=8, chunk_bytes=8 << 10, chunks=12, registers=128, held=2),
             Block(warps=8, chunk_bytes=8 << 10, chunks=26, registers=_ALL_REGISTERS, held=4),
         )
-    fine = Block(8, 4 << 10, chunks=27, registers=_ALL_REGISTERS, held=held, most=_FINE)
+    fine = Block(_FINE_WARPS, _FINE_BYTES, 27, _ALL_REGISTERS, held=held, most=_FINE)
     large = Block(warps=8, chunk_bytes=8 << 10, chunks=13, registers=_ALL_REGISTERS, held=8)
     if data.slopes:
         # Three numbers more of each column: 56 bytes are spilled for ReLU in 16 bits, 144 for SiLU.
