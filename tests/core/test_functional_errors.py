@@ -205,6 +205,8 @@ ROWS = [
     ("batch", V, r"backend must be None or one of .* got \['cpu'\]", {"backend": ["cpu"]}),
     ("batch", V, "got 'gpu': did you mean 'cuda'?", {"backend": "gpu"}),
     ("batch", V, "got 'CUDA': did you mean 'cuda'?", {"backend": "CUDA"}),
+    ("batch", V, "got 'swish': did you mean 'silu'?", {"activation": "swish"}),
+    ("layer", V, "got 'gelu_new': did you mean 'gelu_tanh'?", {"activation": "gelu_new"}),
     # ranks and shapes of the data
     ("batch", V, r"input must have 2 to 8 axes, got shape \(\)", {"grad_out": arr(), "input": arr()}),
     ("batch", V, r"input must have 2 to 8 axes, got shape \(4,\)", {"grad_out": arr(4), "input": arr(4)}),

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from normgrad.arrays.kinds import Array
 from normgrad.core import options
-from normgrad.core.operators import ACTIVATIONS, SLOT
+from normgrad.core.operators import ACTIVATIONS, ALSO_ACTIVATIONS, SLOT
 
 NEGATIVE_SLOPE: Final = 0.01  # torch's
 _NONE: Final = (None, NEGATIVE_SLOPE)
@@ -22,7 +22,7 @@ def after_norm(activation: str | None, negative_slope: float) -> tuple[str | Non
     """The settings of an activation; a slope that none reads is the usual one."""
     if activation is None and negative_slope.__class__ is float:
         return _NONE
-    options.choice("activation", activation, ACTIVATIONS, none=True)
+    options.choice("activation", activation, ACTIVATIONS, none=True, also=ALSO_ACTIVATIONS)
     slope = options.number("negative_slope", negative_slope)
     return activation, slope if activation == "leaky_relu" else NEGATIVE_SLOPE
 

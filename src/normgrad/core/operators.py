@@ -47,6 +47,10 @@ ACTIVATIONS: Final = (
     *("relu", "relu6", "leaky_relu"),
     *("silu", "gelu", "gelu_tanh", "hardswish"),
 )
+ALSO_ACTIVATIONS: Final = {
+    "silu": ("swish",),
+    "gelu_tanh": ("gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
+}
 
 # How the axes of the data are read, and so what shares a statistic: "channels" has one axis of
 # channels and a statistic for each; "groups" the samples' axis, then one of channels, and a
