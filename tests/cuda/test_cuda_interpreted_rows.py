@@ -8,11 +8,11 @@ pytest.importorskip("triton")
 
 AHEAD = """
 from normgrad import verify
-from normgrad.backends.cuda.plan import rows
+from normgrad.backends.cuda.plan.tuned import rows as tuned
 from normgrad.core.plan import make_plan
 from normgrad.core.spec import Op
 
-rows._ROUNDS = 0
+tuned.AHEAD_ROUNDS = 0
 for shape in ((803, 64), (301, 512), (7, 8192)):
     case = verify.Case(id="ahead", op=Op.LAYER_NORM_BACKWARD, shape=shape)
     problem = verify.make_problem(case, "float32", 0)
@@ -34,7 +34,7 @@ import numpy as np
 from host_mail import HostMail
 from normgrad import functional
 from normgrad.backends.cuda import backend, device
-from normgrad.backends.cuda.plan import row_ring
+from normgrad.backends.cuda.plan.tuned import rows as tuned
 from normgrad.backends.cuda.pieces import bulk_stand_in
 from normgrad.backends.cuda.schedules import row_ring as kernels
 
@@ -53,7 +53,7 @@ kernels.start_barriers = lambda *given: (called.append(1), start(*given))[1]
 rng = np.random.default_rng(6)
 mail = HostMail()
 backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, multiprocessors=2)
-row_ring._NOTED = 256  # statistics are fetched more than once for 2100 rows
+tuned.STATISTICS_ROWS = 256  # statistics are fetched more than once for 2100 rows
 # (rows, columns, room between rows): full sets and others, blocks of 8, 4 and 2 warps; then the
 # last tile in part, rows in a warp or in parts of one, whole and cut, sets that start anywhere and
 # data that end there.
@@ -104,13 +104,13 @@ import dataclasses
 from host_mail import HostMail
 from normgrad import verify
 from normgrad.backends.cuda import backend, device
-from normgrad.backends.cuda.plan import row_ring
+from normgrad.backends.cuda.plan.tuned import rows as tuned
 from normgrad.core.plan import make_plan
 from normgrad.core.spec import Op
 
 mail = HostMail()
 backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, multiprocessors=2)
-row_ring._NOTED = 128  # statistics are fetched more than once for 70 samples
+tuned.STATISTICS_ROWS = 128  # statistics are fetched more than once for 70 samples
 # (shape, groups): slabs in a warp, in parts of one and across a block; groups that fill no set,
 # instance norm, channels of more than 256 pixels, a sample for each block and many; then sets
 # that start anywhere, and no pixels, with several samples in a set, which they may not fill; data

@@ -167,8 +167,8 @@ def test_rows_in_teams_clear_the_words_of_the_call_before():
 FOLDED = """
 from normgrad import verify
 from normgrad.backends.cuda.plan import apply
-from normgrad.backends.cuda.plan import column_cuts
 from normgrad.backends.cuda.plan import sums
+from normgrad.backends.cuda.plan.tuned import columns as tuned
 from normgrad.backends.base import unknown_to_fast
 from normgrad.core.spec import Op
 
@@ -176,7 +176,7 @@ found = []
 fold = sums.fold
 sums.fold = lambda *given: (made := fold(*given), found.append(made[1]))[0]
 apply.fold = sums.fold
-column_cuts._TWO_PASSES = -1e9
+tuned.TWO_PASSES_US = -1e9
 PLANS = (
     (Op.BATCH_NORM_BACKWARD, {}),
     (Op.BATCH_NORM_BACKWARD, {"training": False}),
@@ -258,13 +258,14 @@ from normgrad.backends.cuda import backend, device
 from normgrad.backends.cuda.run import interpret
 from normgrad.backends.cuda.plan import column_cuts
 from normgrad.backends.cuda.plan.tiles import Block
+from normgrad.backends.cuda.plan.tuned import columns as tuned
 from normgrad.calls import cached_calls, dispatch
 from normgrad.core import plan
 
 # Blocks so small that small data have many tiles, parts, pieces and rounds.
-column_cuts._LEAST_BYTES = 16
-column_cuts._TWO_PASSES = 1e9  # they would be taken
-column_cuts._FINE, column_cuts._FINE_WARPS, column_cuts._FINE_BYTES = 12, 2, 512
+tuned.LEAST_ROW_BYTES = 16
+tuned.TWO_PASSES_US = 1e9  # they would be taken
+tuned.FINE_TILES, tuned.FINE_WARPS, tuned.FINE_BYTES = 12, 2, 512
 column_cuts._blocks = lambda data: (
     Block(1, 512, 6, 128, held=1),
     Block(1, 512, 5, 128, held=2),
@@ -364,7 +365,7 @@ compare((2, 40, 5, 9), 4, (streams, pieces))
 compare((2, 24, 40), 2, (lambda cut: whole(cut) and not cut.held, pieces))
 compare((3, 24, 70), 2, (few, full))
 compare((5, 16, 9), 8, (lambda cut: cut.team == 1,))
-column_cuts._MANY_WORDS = column_cuts._MOST_WORDS = 0
+tuned.MANY_WORDS = tuned.MOST_WORDS = 0
 totals = [lambda cut, kind=kind: cut.own > 1 and kind(cut) for kind in (streams, few)]
 compare((57, 72), None, totals)
 print("done")

@@ -6,9 +6,8 @@ from typing import Any
 from normgrad.backends.cuda.plan.layout import Layout
 from normgrad.backends.cuda.plan.program import Builder, Ref
 from normgrad.backends.cuda.plan.tiles import THREADS, WIDE, ceil_div, power_of_two
+from normgrad.backends.cuda.plan.tuned import passes as tuned
 from normgrad.core.geometry import Geometry
-
-_AT_ONCE = 2048  # partials of a block: 1x128x1024x1024 in float32 reads 85.6 %, 83.7 with 512
 
 
 def parameters_of(geometry: Geometry, layout: Layout) -> Layout:
@@ -27,8 +26,8 @@ def add_parameters(
     layout = parameters_of(geometry, layout)
     # Few channels for each block, as many blocks as there can be.
     count = layout.outer * splits
-    parts = min(power_of_two(count), _AT_ONCE)
-    size = max(1, min(power_of_two(layout.channels), _AT_ONCE // parts, 8))
+    parts = min(power_of_two(count), tuned.PARTIALS)
+    size = max(1, min(power_of_two(layout.channels), tuned.PARTIALS // parts, 8))
     builder.launch(
         "sums.finish_parameters",
         (ceil_div(layout.channels, size),),
@@ -73,12 +72,12 @@ def _are_many(layout: Layout) -> bool:
 def joint_sums(partials: int, cols: int, blocks: int, warps: int, *, meets: bool) -> dict[str, Any]:
     """Constants of the end of a layer norm kernel: tiles of the partial sums that blocks join.
 
-    A slice of columns for each block, segments of 32 bytes at the least; 8 elements a thread. Few
-    blocks have wide ones: 32 slices took one block half of 14 us (layer norm 1x4096).
+    A slice of columns for each block; few blocks have wide ones.
     """
-    most = max(128, 8 * warps * THREADS // power_of_two(partials))
-    width = min(max(8, power_of_two(ceil_div(cols, blocks))), most)
-    down = min(power_of_two(partials), max(1, 8 * warps * THREADS // width))
+    elements = tuned.JOIN_ELEMENTS * warps * THREADS
+    most = max(tuned.JOIN_WIDE, elements // power_of_two(partials))
+    width = min(max(tuned.JOIN_LEAST, power_of_two(ceil_div(cols, blocks))), most)
+    down = min(power_of_two(partials), max(1, elements // width))
     return {"MEETS": meets, "DOWN": down, "TIMES": ceil_div(partials, down), "WIDTH": width}
 
 
@@ -88,8 +87,8 @@ def finish_rows(
     """Join the partial sums of the parameters, those of each sample by so many programs."""
     if partials is None:
         return
-    # Measured on an H200: large tiles for many columns or programs, else more blocks.
-    down, width, warps = (64, 32, 8) if cols >= 4096 or programs > 300 else (32, 16, 4)
+    many = cols >= tuned.FINISH_MANY_COLUMNS or programs > tuned.FINISH_MANY_PROGRAMS
+    down, width, warps = tuned.FINISH_MANY if many else tuned.FINISH_FEW
     builder.launch(
         "sums.finish_rows",
         (ceil_div(cols, width), samples),

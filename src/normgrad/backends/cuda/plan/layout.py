@@ -216,8 +216,7 @@ def flatten(layout: Layout) -> tuple[Layout, int]:
 def fold(layout: Layout, cols: int) -> tuple[Layout, int]:
     """As many rows side by side as fill tiles of ``cols`` columns, and how many that are.
 
-    Then no thread is idle, and all vectors are of 16 bytes whatever the channels: the element stage
-    of 64x320x56x56 in bfloat16 takes 128 us as it lies on an H200, 92 folded.
+    Then no thread is idle, and all vectors are of 16 bytes whatever the channels.
     """
     channels = layout.channels
     times = cols // math.gcd(cols, channels)

@@ -9,7 +9,6 @@ from normgrad.backends.cuda.plan.forms import tiles_for_slope
 from normgrad.backends.cuda.plan.joins import joint_parameters, parameters_of
 from normgrad.backends.cuda.plan.layout import Layout
 from normgrad.backends.cuda.plan.plane_blocks import (
-    SHORT,
     Planes,
     Tiles,
     block_channels,
@@ -25,16 +24,9 @@ from normgrad.backends.cuda.plan.tiles import (
     magic,
     power_of_two,
 )
+from normgrad.backends.cuda.plan.tuned import planes as tuned
 from normgrad.core.dtypes import ITEMSIZE
 from normgrad.core.geometry import Geometry
-
-# Words of each block, where that many blocks would read the same one: 3 points for
-# 256x64x112x112 and 20x6x65536 in bfloat16, nothing or less for teams up to 80.
-_COPIES, _CROWD = 8, 96
-_SEATS = 256  # counters for multiprocessors
-# Elements from which on planes at multiples of 8 bytes are better in windows: 32x256x30x30 in
-# bfloat16 takes 25.8 us so and 22.8 by copies of 8 bytes, 16x512x1500 31.0 and 32.1.
-_LONG = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +49,12 @@ _NO_RING = _Ring(spans=0, exact=False, even=False, full=0, head=0, tile=0)
 
 
 def _pays(tiles: Tiles, itemsize: int, group: bool) -> bool:
-    """Whether bulk copies are faster than those of 16 bytes, which need no barrier for each tile.
-
-    On an H200: group norm with blocks of 8 warps (bfloat16 64x256x56x56 86.8 us instead of 87.7,
-    1x512x512x512 212 and 215, float32 438 and 451) and in one round or two (2x320x64x64 10.3 and
-    12.1), else 3 % less to 7 % more (4x512x128x128 59.0 and 56.4). Batch norm with one block a
-    multiprocessor: float32 2x64x128x128x128 830 and 916; other blocks 2 % less to 14 % more.
-    """
+    """Whether bulk copies are faster than those of 16 bytes, which need no barriers."""
+    rounds = tiles.team.rounds
     if group:
-        return tiles.block.warps == 8 or tiles.team.rounds <= 2
-    return itemsize == 4 and tiles.block.registers > 128 and tiles.team.rounds >= 16
+        return tiles.block.warps == tuned.BULK_WARPS or rounds <= tuned.BULK_ROUNDS
+    large = tiles.block.registers > tuned.BULK_REGISTERS
+    return itemsize == 4 and large and rounds >= tuned.BULK_LEAST_ROUNDS
 
 
 def _ring(tiles: Tiles, itemsize: int, planes: int, run: int, step: int) -> _Ring:
@@ -103,8 +91,8 @@ def _planes_of(
     together = 1 if group else block_channels(layout, itemsize)
     run = layout.inner * together
     align = alignment(itemsize, run, x.outer, x.channel * together)
-    window = layout.window if together == 1 and run >= SHORT else 0
-    if align * itemsize == 8 and run < _LONG:
+    window = layout.window if together == 1 and run >= tuned.SHORT else 0
+    if align * itemsize == 8 and run < tuned.LONG:
         window = 0
     if not window and align * min(itemsizes) < 4:  # the least that an asynchronous copy takes
         return None
@@ -160,8 +148,8 @@ def _add_planes(
         ring = replace(_ring(tiles, data.itemsize, data.planes, data.run, step), spans=0)
     team = tiles.team
     solo = team.team == 1
-    copies = _COPIES if together == 1 and team.team >= _CROWD else 1
-    seats = _SEATS if _seated(tiles, device) else 0
+    copies = tuned.WORD_COPIES if together == 1 and team.team >= tuned.LARGE_TEAM else 1
+    seats = tuned.SM_COUNTERS if _seated(tiles, device) else 0
     count = data.slabs * copies * team.team * together
     rows = data.planes * tiles.pieces
     wants = group and builder.wants_parameters
@@ -245,10 +233,8 @@ def _add_planes(
 def _late(tiles: Tiles, group: bool, *, bulk: bool) -> bool:
     """Whether the next slab is asked for only when the sums of this one are published.
 
-    Whoever asks early takes bandwidth from partners that it then waits for. Batch norm by bulk
-    copies takes 650 us instead of 674 (256x64x112x112), unless more tiles than there is room for
-    leave no registers for it (2x64x128x128x128: 1043 instead of 834); group norm without them up to
-    2 % less. Others gain nothing or lose, most 1 to 5 %.
+    Batch norm does by bulk copies, where all tiles of a share fit in shared memory (``chunks <=
+    depth``); group norm where there are no bulk copies.
     """
     if tiles.team.team == 1:
         return False
@@ -256,14 +242,8 @@ def _late(tiles: Tiles, group: bool, *, bulk: bool) -> bool:
 
 
 def _seated(tiles: Tiles, device: Device) -> bool:
-    """Whether the two blocks of a multiprocessor had better be of different teams.
-
-    A cooperative launch on an H200 puts both blocks of up to 20 multiprocessors into one team.
-    Two teams over the whole device suffer if little of the next slab arrives during the wait:
-    2x64x128x128x128 in bfloat16 takes 402 us, 428 to 442 by numbers. Others lose the 2 to 4 us
-    that it takes to find a seat.
-    """
+    """Whether the two blocks of a multiprocessor had better be of different teams."""
     team = tiles.team
     per = ceil_div(team.team * team.teams, device.multiprocessors)
     ahead = tiles.depth + tiles.held - tiles.chunks
-    return team.teams == per == 2 and 3 * ahead < tiles.chunks
+    return team.teams == per == 2 and tuned.LITTLE_AHEAD * ahead < tiles.chunks

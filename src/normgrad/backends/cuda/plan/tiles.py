@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass, replace
 
 from normgrad.backends.cuda.device import Device
+from normgrad.backends.cuda.plan.tuned import passes as tuned
 
 THREADS = 32  # of a warp
 DRIVER_BYTES = 1024  # of shared memory, that each block has without asking
 # Numbers from here on take 64 bits: a loop, or who asks for data ahead, adds a step to them.
 WIDE = (1 << 31) - (1 << 24)
-_TYPICAL = 64_000_000  # bytes of a batch that group norm's cuts are made for
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def cut(run: int, most: int) -> int:
     cols = best
     while cols <= most:
         waste = ceil_div(run, cols) * cols / run
-        if waste <= best_waste * 1.02:
+        if waste <= best_waste * tuned.CUT_WASTE:
             best, best_waste = cols, waste
         cols *= 2
         if cols >= 2 * power_of_two(run):
@@ -98,9 +98,9 @@ def typical_batch(sample_bytes: int) -> int:
     """Samples that group norm is cut for, however many there are.
 
     A sample's gradient must not depend on those around it, so neither may the parts that its sums
-    are made of. Large batches are where the speed of memory counts.
+    are made of.
     """
-    return power_of_two(ceil_div(_TYPICAL, sample_bytes))
+    return power_of_two(ceil_div(tuned.TYPICAL_BYTES, sample_bytes))
 
 
 def deal(slabs: int, most: int) -> tuple[int, int]:
