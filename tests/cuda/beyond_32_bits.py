@@ -120,7 +120,10 @@ def test_more_channels_of_samples_than_32_bits_count(samples, kernel, device, mo
     memory["rstd"] = sparse(samples * 32, torch.float32, 1 << 27)
     block, many = (samples - 1) * 32, {}
     if kernel == "parameters":
-        block, many = 0, {"PARTS": 1 << 18, "TIMES": -(-samples // (1 << 18))}  # few rounds
+        block, many = (
+            0,
+            {"JOIN_PARTS": 1 << 18, "JOIN_STEPS": -(-samples // (1 << 18))},
+        )  # few rounds
     run_block(step, block, memory, monkeypatch, **many)
     assert (dbeta[0] if kernel == "parameters" else totals[(samples - 1) * 32]) == 1.0
 

@@ -17,12 +17,23 @@ pytest.importorskip("triton")
 # what is read gets there.
 TILES = ("ROWS", "COLS", "VECTOR", "WARPS")
 TEAMS = ("rows", "share", "pieces", "team", "SOLO", *TILES)
-COLUMNS = ("rows", "parts", "width", "bins", "pieces", "BINS", "SPANS", "STEP", "OWN", *TILES)
+COLUMNS = (
+    "rows",
+    "parts",
+    "width",
+    "bins",
+    "pieces",
+    "BINS",
+    "SPANS",
+    "STEP",
+    "TOTALS_COLUMNS",
+    *TILES,
+)
 DECIDE = {
     "row_ring.whole_rows": ("CHUNK", "CHUNKS", "STACKED", "SAMPLES", "PIXELS", *TILES),
     "planes.plane_slabs": ("piece", "TEAM", "WINDOW", "CHUNKS", *TEAMS),
     "columns.column_slabs": ("CHUNKS", "SOLO", *COLUMNS),
-    "column_streams.column_streams": ("stream", "HELD", "FIXED", *COLUMNS),
+    "column_streams.column_streams": ("stream", "REGISTER_TILES", "FIXED", *COLUMNS),
     "sums.plane_sums": ("splits", "planes", "pieces", "run", "WINDOW", *TILES),
     "sums.column_sums": ("splits", "blocks", "rows", "times", *TILES),
     "sums.unit_sums": ("run", *TILES),

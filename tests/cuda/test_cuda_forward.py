@@ -20,7 +20,7 @@ def test_random_planes_in_small_blocks():
 COLUMNS = """
 import itertools
 import numpy as np
-from host_mail import HostMail
+from host_areas import HostAreas
 import normgrad as ng
 from normgrad.backends.cuda import backend, device
 from normgrad.backends.cuda.plan import column_cuts
@@ -42,12 +42,12 @@ column_cuts.settle = lambda data, device, _: column_cuts.choose(data, device)
 backend.INTERPRETER = device.Device("tiny", 90, 2, 65536, 26 << 10, 2048)
 rng = np.random.default_rng(5)
 every, run = column_cuts.cuts, interpret.interpret
-posts = itertools.cycle([HostMail(), None])
+areas = itertools.cycle([HostAreas(), None])
 
 
 def resident(program, spec, addresses, workspace, _):
     assert program.strategy == "resident columns"
-    run(program, spec, addresses, workspace, next(posts))
+    run(program, spec, addresses, workspace, next(areas))
 
 
 interpret.interpret = resident
@@ -65,7 +65,8 @@ def last(array):
 
 
 def kind(cut):
-    return (cut.team > 1, cut.spans > 1, cut.own, cut.rounds > 1, cut.tiles - cut.held <= 5)
+    few = cut.tiles - cut.held <= 5
+    return (cut.team > 1, cut.spans > 1, cut.totals_columns, cut.rounds > 1, few)
 
 
 def compare(shape, groups=None, dtype="f4"):
@@ -84,7 +85,7 @@ def compare(shape, groups=None, dtype="f4"):
     column_cuts.cuts = lambda *data: seen.extend(every(*data)) or seen[:1]
     forget()
     results("cuda")
-    cuts = {kind(cut): cut for cut in seen if cut.team > 1 or not cut.own}
+    cuts = {kind(cut): cut for cut in seen if cut.team > 1 or not cut.totals_columns}
     for cut in cuts.values():
         column_cuts.cuts = lambda *data: [cut]
         forget()

@@ -11,8 +11,8 @@ from normgrad.backends.cuda.plan.tiles import (
     Block,
     blocks_per_multiprocessor,
     ceil_div,
-    deal,
     power_of_two,
+    rounds_of_teams,
 )
 from normgrad.backends.cuda.plan.tuned import columns as tuned
 
@@ -98,14 +98,14 @@ class Cut:
         return max(ahead, self.tiles - self.block.chunks)
 
     @property
-    def late(self) -> bool:
+    def requests_after_publish(self) -> bool:
         """Whether the next slab is asked for only when the sums of this one are published."""
         room, spills = self.block.chunks, self.itemsize == 4 and self.fine
         part = room < self.tiles < room + self.held
         return part and self.per == 1 and 1 < self.team <= tuned.SMALL_TEAM and not spills
 
     @property
-    def fetched(self) -> int:
+    def l2_tiles(self) -> int:
         """Tiles of the next slab that the L2 cache fetches during the wait."""
         if self.streams:
             return tuned.L2_TILES_IN_STREAMS if self.whole and self.rounds > 1 else 0
@@ -197,7 +197,7 @@ class Cut:
             wait -= tuned.PREFETCH_GAIN_US if self.has_prefetch_room else 0
         if near:
             wait += tuned.REREAD_US
-        if self.fetched and not self.streams:
+        if self.l2_tiles and not self.streams:
             wait *= tuned.WAIT_WITH_L2
         if self.rounds == 1:
             beside = tuned.SHARED_US * (self.per - 1) if self.words < tuned.FEW_WORDS else 0
@@ -265,7 +265,7 @@ def _teams(data: Slabs, device: Device, most: Block, width: int, cols: int) -> I
     whole = data.group > 1 and data.group * data.itemsize % _VECTOR == 0
     seen = set()
     for wanted in range(1, min(slabs, resident // pieces) + 1):
-        teams, rounds = deal(slabs, wanted)
+        teams, rounds = rounds_of_teams(slabs, wanted)
         if teams in seen:
             continue
         seen.add(teams)
@@ -358,7 +358,7 @@ def settle(data: Slabs, device: Device, images: int) -> Cut | None:
     if best is None:
         return None
     slabs = data.images * ceil_div(data.channels, best.width)
-    teams, rounds = deal(slabs, best.per * device.multiprocessors // best.team)
+    teams, rounds = rounds_of_teams(slabs, best.per * device.multiprocessors // best.team)
     # As many words as there are registers for in several rounds, in which tiles are held.
     polled = replace(best, rounds=max(2, best.rounds)).step
     return replace(best, teams=teams, rounds=rounds, polled=polled)

@@ -13,7 +13,7 @@ from normgrad.backends.cuda.plan.layout import Layout
 from normgrad.backends.cuda.plan.program import Builder
 from normgrad.backends.cuda.plan.row_ring import (
     MANY_ROWS,
-    Sets,
+    RowSets,
     Shape,
     cut_across,
     in_a_warp,
@@ -34,7 +34,7 @@ from normgrad.core.geometry import Geometry
 class _Shares:
     """``parts`` blocks share the samples of each set of groups."""
 
-    sets: Sets
+    sets: RowSets
     samples: int  # side by side in a set, if it has room for some
     parts: int
     times: int  # sets of a block, at most
@@ -68,8 +68,8 @@ def group_rows(builder: Builder, geometry: Geometry, layout: Layout, device: Dev
         "PIXELS": geometry.inner,
         "SAMPLES": found.samples,
         "PACKED": True,
-        "EVEN": found.even(geometry.outer, groups),
-        "AGAIN": 0 < sets.noted < found.times * sets.rows,
+        "FULL_SETS": found.even(geometry.outer, groups),
+        "AGAIN": 0 < sets.statistics_rows < found.times * sets.rows,
     }
     launch_ring(
         builder,
@@ -107,16 +107,19 @@ def _choose(builder: Builder, geometry: Geometry, layout: Layout, device: Device
     tensors = len(builder.spec.operator.data_in)
     tried = [(shape, _shared_out(shape, typical, itemsize, device, tensors)) for shape in shapes]
     able = [
-        (one.busiest(geometry.groups, device), shape, one.sets.noted)
+        (one.busiest(geometry.groups, device), shape, one.sets.statistics_rows)
         for shape, one in tried
         if one is not None and sets_fit(one.sets, device)
     ]
     if not able:
         return None
-    _, shape, noted = min(able, key=lambda one: one[0])
+    _, shape, statistics_rows = min(able, key=lambda one: one[0])
     found = _shared_out(shape, geometry, itemsize, device, tensors)
     assert found is not None
-    return replace(found, sets=replace(found.sets, noted=min(found.sets.noted, noted)))
+    return replace(
+        found,
+        sets=replace(found.sets, statistics_rows=min(found.sets.statistics_rows, statistics_rows)),
+    )
 
 
 def _shared_out(

@@ -42,17 +42,17 @@ def add_parameters(
             "group_size": geometry.channels,
         },
         {
-            "CHANNELS": size,
-            "PARTS": parts,
-            "TIMES": ceil_div(count, parts),
-            "MANY": _are_many(layout),
+            "JOIN_CHANNELS": size,
+            "JOIN_PARTS": parts,
+            "JOIN_STEPS": ceil_div(count, parts),
+            "INDEX64": _are_many(layout),
             "COMPUTE": builder.compute,
         },
         warps=8 if parts > 512 else 4,
     )
 
 
-def joint_parameters(layout: Layout, splits: int, warps: int, *, meets: bool) -> dict[str, Any]:
+def joint_parameters(layout: Layout, splits: int, warps: int, *, joins: bool) -> dict[str, Any]:
     """Constants of the end of a group norm kernel: tiles of the partials that blocks join.
 
     An element for each thread, 4 where there are many parts.
@@ -60,8 +60,8 @@ def joint_parameters(layout: Layout, splits: int, warps: int, *, meets: bool) ->
     count = layout.outer * splits
     parts = min(power_of_two(count), 4 * warps * THREADS)
     size = max(1, warps * THREADS // parts)
-    tiles = {"CHANNELS": size, "PARTS": parts, "TIMES": ceil_div(count, parts)}
-    return {"MEETS": meets, **tiles, "MANY": _are_many(layout)}
+    tiles = {"JOIN_CHANNELS": size, "JOIN_PARTS": parts, "JOIN_STEPS": ceil_div(count, parts)}
+    return {"JOINS_AT_END": joins, **tiles, "INDEX64": _are_many(layout)}
 
 
 def _are_many(layout: Layout) -> bool:
@@ -69,7 +69,7 @@ def _are_many(layout: Layout) -> bool:
     return layout.outer * layout.channels >= WIDE
 
 
-def joint_sums(partials: int, cols: int, blocks: int, warps: int, *, meets: bool) -> dict[str, Any]:
+def joint_sums(partials: int, cols: int, blocks: int, warps: int, *, joins: bool) -> dict[str, Any]:
     """Constants of the end of a layer norm kernel: tiles of the partial sums that blocks join.
 
     A slice of columns for each block; few blocks have wide ones.
@@ -78,7 +78,12 @@ def joint_sums(partials: int, cols: int, blocks: int, warps: int, *, meets: bool
     most = max(tuned.JOIN_WIDE, elements // power_of_two(partials))
     width = min(max(tuned.JOIN_LEAST, power_of_two(ceil_div(cols, blocks))), most)
     down = min(power_of_two(partials), max(1, elements // width))
-    return {"MEETS": meets, "DOWN": down, "TIMES": ceil_div(partials, down), "WIDTH": width}
+    return {
+        "JOINS_AT_END": joins,
+        "JOIN_ROWS": down,
+        "JOIN_STEPS": ceil_div(partials, down),
+        "JOIN_COLUMNS": width,
+    }
 
 
 def finish_rows(
@@ -100,9 +105,9 @@ def finish_rows(
             "cols": cols,
         },
         {
-            "PROGRAMS": down,
-            "TIMES": ceil_div(programs, down),
-            "COLS": width,
+            "JOIN_ROWS": down,
+            "JOIN_STEPS": ceil_div(programs, down),
+            "JOIN_COLUMNS": width,
             "EACH": samples > 1,
             "COMPUTE": builder.compute,
         },

@@ -12,8 +12,8 @@ from normgrad.backends.cuda.plan.tiles import (
     blocks_per_multiprocessor,
     ceil_div,
     cut,
+    cut_into_teams,
     power_of_two,
-    share_out,
 )
 from normgrad.backends.cuda.plan.tuned import planes as tuned
 
@@ -166,7 +166,7 @@ def cut_slabs(device: Device, data: Planes) -> Tiles | None:
         if ceil_div(rows, most) > most_blocks:
             continue
         at_once = resident if group else min(resident, most_blocks * data.slabs)
-        team = share_out(rows, most, tile_rows, data.slabs, at_once, alike=group)
+        team = cut_into_teams(rows, most, tile_rows, data.slabs, at_once, batch_independent=group)
         if team is None or rows * pieces >= 1 << 32:  # see `magic`
             continue
         chunks = ceil_div(team.share, tile_rows)

@@ -34,9 +34,9 @@ class _Ring:
     """Tiles that come by bulk copies."""
 
     spans: int  # planes that a tile touches, at most; 0: a slab is one run
-    exact: bool  # all rows of a plane are of one length,
-    even: bool  # that of a tile
-    full: int  # so many tiles are full in every block
+    equal_rows: bool  # all rows of a plane are of one length,
+    rows_fill_tile: bool  # that of a tile
+    full_tiles: int  # so many tiles are full in every block
     head: int  # bytes of the barriers and zeros
     tile: int  # bytes of a tile
 
@@ -45,10 +45,10 @@ class _Ring:
         return self.head + 2 * depth * self.tile
 
 
-_NO_RING = _Ring(spans=0, exact=False, even=False, full=0, head=0, tile=0)
+_NO_RING = _Ring(spans=0, equal_rows=False, rows_fill_tile=False, full_tiles=0, head=0, tile=0)
 
 
-def _pays(tiles: Tiles, itemsize: int, group: bool) -> bool:
+def _bulk_pays(tiles: Tiles, itemsize: int, group: bool) -> bool:
     """Whether bulk copies are faster than those of 16 bytes, which need no barriers."""
     rounds = tiles.team.rounds
     if group:
@@ -60,19 +60,19 @@ def _pays(tiles: Tiles, itemsize: int, group: bool) -> bool:
 def _ring(tiles: Tiles, itemsize: int, planes: int, run: int, step: int) -> _Ring:
     """How tiles lie in the ring; none where a warp has too few threads to ask for one."""
     rows, team = planes * tiles.pieces, tiles.team
-    exact = tiles.piece * tiles.pieces == run
+    equal_rows = tiles.piece * tiles.pieces == run
     # Tiles start at multiples of this, in their planes.
     start = math.gcd(team.share, tiles.rows, tiles.pieces)
     most = (tiles.pieces - start + tiles.rows - 1) // tiles.pieces + 1
-    spans = 0 if exact and step == run else most
+    spans = 0 if equal_rows and step == run else most
     if spans > THREADS:
         return _NO_RING
     least = min(team.share, rows - (team.team - 1) * team.share)
     return _Ring(
         spans=spans,
-        exact=exact,
-        even=tiles.piece == tiles.cols,
-        full=least // tiles.rows if exact else 0,
+        equal_rows=equal_rows,
+        rows_fill_tile=tiles.piece == tiles.cols,
+        full_tiles=least // tiles.rows if equal_rows else 0,
         head=head_bytes(tiles.depth),
         tile=tiles.rows * tiles.cols * itemsize,
     )
@@ -141,7 +141,7 @@ def _add_planes(
     group, together, align = data.group, data.together, data.align
     step = x.channel if group else x.outer
     forward = spec.operator.forward
-    bulk = data.bulk and not tiles.plane and _pays(tiles, data.itemsize, group)
+    bulk = data.bulk and not tiles.plane and _bulk_pays(tiles, data.itemsize, group)
     ring = _ring(tiles, data.itemsize, data.planes, data.run, step) if bulk else _NO_RING
     bulk = ring is not _NO_RING
     if forward and not tiles.plane:  # what is known to be full needs no masks
@@ -149,13 +149,13 @@ def _add_planes(
     team = tiles.team
     solo = team.team == 1
     copies = tuned.WORD_COPIES if together == 1 and team.team >= tuned.LARGE_TEAM else 1
-    seats = tuned.SM_COUNTERS if _seated(tiles, device) else 0
+    counters = tuned.SM_COUNTERS if _spreads_blocks(tiles, device) else 0
     count = data.slabs * copies * team.team * together
     rows = data.planes * tiles.pieces
     wants = group and builder.wants_parameters
     partials = builder.scratch(2 * data.slabs * rows, "float32") if wants else None
     slab_step = x.channel * (geometry.channels if group else together)
-    even = group and x.outer == slab_step * geometry.groups
+    samples_follow = group and x.outer == slab_step * geometry.groups
     arguments: dict[str, Argument] = {
         **layout.operands(builder, results=True),
         **builder.running(),
@@ -171,8 +171,8 @@ def _add_planes(
         "teams": team.teams,
         "split": geometry.groups if group else None,
         "plane_step": step // align,
-        "apart": geometry.groups if group and not even else None,
-        "outer_step": (x.outer if group and not even else slab_step) // align,
+        "apart": geometry.groups if group and not samples_follow else None,
+        "outer_step": (x.outer if group and not samples_follow else slab_step) // align,
         "inner_step": slab_step // align,
         "count": float(geometry.count),
         "eps": spec.eps,
@@ -189,9 +189,9 @@ def _add_planes(
         "PLANE": tiles.plane,
         "CHUNKS": tiles.chunks,
         "DEPTH": tiles.depth,
-        "HELD": tiles.held,
-        "AHEAD": tiles.block.ahead,
-        "LATE": _late(tiles, group, bulk=bulk),
+        "REGISTER_TILES": tiles.held,
+        "PRELOAD_STATISTICS": tiles.block.ahead,
+        "REQUEST_AFTER_PUBLISH": _requests_after_publish(tiles, group, bulk=bulk),
         "ROWS": tiles.rows,
         "COLS": tiles.cols,
         "VECTOR": 16 // data.itemsize,
@@ -201,17 +201,17 @@ def _add_planes(
         "SOLO": solo,
         "ALIGN": align,
         "WIDE": reach >= WIDE,
-        "SEATS": seats,
+        "SM_COUNTERS": counters,
         "BULK": bulk,
         "SPANS": ring.spans,
-        "EXACT": ring.exact,
-        "EVEN": ring.even,
-        "FULL": min(ring.full, tiles.chunks),
+        "EQUAL_ROWS": ring.equal_rows,
+        "ROWS_FILL_TILE": ring.rows_fill_tile,
+        "FULL_TILES": min(ring.full_tiles, tiles.chunks),
         "HEAD": ring.head,
         "TILE": ring.tile,
         "WINDOW": data.window,
         **joint_parameters(
-            parameters_of(geometry, layout), tiles.pieces, tiles.block.warps, meets=wants
+            parameters_of(geometry, layout), tiles.pieces, tiles.block.warps, joins=wants
         ),
         "PHASE": 0,
     }
@@ -221,8 +221,8 @@ def _add_planes(
         arguments,
         constants,
         words=0 if solo else count,
-        meets=wants,
-        seats=team.teams + seats if seats else 0,
+        joins=wants,
+        counters=team.teams + counters if counters else 0,
         starts_early=device.starts_early,
         warps=tiles.block.warps,
         registers=tiles.block.registers,
@@ -230,7 +230,7 @@ def _add_planes(
     )
 
 
-def _late(tiles: Tiles, group: bool, *, bulk: bool) -> bool:
+def _requests_after_publish(tiles: Tiles, group: bool, *, bulk: bool) -> bool:
     """Whether the next slab is asked for only when the sums of this one are published.
 
     Batch norm does by bulk copies, where all tiles of a share fit in shared memory (``chunks <=
@@ -241,7 +241,7 @@ def _late(tiles: Tiles, group: bool, *, bulk: bool) -> bool:
     return not bulk if group else bulk and tiles.chunks <= tiles.depth
 
 
-def _seated(tiles: Tiles, device: Device) -> bool:
+def _spreads_blocks(tiles: Tiles, device: Device) -> bool:
     """Whether the two blocks of a multiprocessor had better be of different teams."""
     team = tiles.team
     per = ceil_div(team.team * team.teams, device.multiprocessors)

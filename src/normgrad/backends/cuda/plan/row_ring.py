@@ -25,7 +25,7 @@ Shape = tuple[int, int, int, int]  # threads of a row, vector, warps, blocks of 
 
 
 @dataclass(frozen=True, slots=True)
-class Sets:
+class RowSets:
     """Blocks of ``warps``, ``per`` a multiprocessor, that take ``rows`` rows at a time."""
 
     cols: int  # of a row
@@ -35,7 +35,7 @@ class Sets:
     warps: int
     per: int
     depth: int  # sets that there is room for
-    noted: int  # rows whose statistics there is room for
+    statistics_rows: int  # rows whose statistics there is room for
     itemsize: int
     tensors: int = 2  # that come: x and dy, or x
     shifted: bool = False  # sets start anywhere, not at multiples of 16 bytes
@@ -76,10 +76,12 @@ class Sets:
     @property
     def ring(self) -> int:
         """Bytes of shared memory, with mean and rstd of many rows."""
-        return self.head + self.depth * self.slot + 8 * self.noted
+        return self.head + self.depth * self.slot + 8 * self.statistics_rows
 
 
-def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: RowData) -> Sets | None:
+def choose_sets(
+    builder: Builder, geometry: Geometry, device: Device, data: RowData
+) -> RowSets | None:
     """None where rows cannot come so, or come better otherwise."""
     rows, cols = geometry.outer, geometry.channels
     x = data["x"]
@@ -108,7 +110,7 @@ def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: RowD
     return sets if sets_fit(sets, device) else None
 
 
-def placed(sets: Sets, rows: int, *apart: int) -> Sets:
+def placed(sets: RowSets, rows: int, *apart: int) -> RowSets:
     """The same for so many packed rows, with sets that start so many rows apart."""
     size = sets.cols * sets.itemsize
     shifted = any(one * size % 16 for one in apart)
@@ -120,7 +122,7 @@ def takes_bulk(builder: Builder, device: Device, dy: Ref, x: Ref) -> bool:
     return device.capability >= 90 and builder.compute == "float32" and dy.dtype == x.dtype
 
 
-def sets_fit(sets: Sets, device: Device) -> bool:
+def sets_fit(sets: RowSets, device: Device) -> bool:
     """Whether as many blocks run at once as are meant to."""
     shared = sets.ring + (8 << 10)
     return blocks_per_multiprocessor(device, sets.warps, sets.registers, shared) >= sets.per
@@ -128,7 +130,7 @@ def sets_fit(sets: Sets, device: Device) -> bool:
 
 def _cut(
     rows: int, cols: int, itemsize: int, multiprocessors: int, *, packed: bool, tensors: int
-) -> Sets | None:
+) -> RowSets | None:
     """Short rows in a part of a warp, others across a block; None where vectors do not cut them.
 
     A request for each of many short rows would take too long, so those must be packed.
@@ -156,16 +158,20 @@ def rows_of_a_set(shape: Shape, cols: int, rows: int) -> int:
     return min(_together(ceil_div(cols, lanes * vector) * vector), power_of_two(rows))
 
 
-def sets_of(shape: Shape, height: int, share: int, cols: int, itemsize: int, tensors: int) -> Sets:
+def sets_of(
+    shape: Shape, height: int, share: int, cols: int, itemsize: int, tensors: int
+) -> RowSets:
     """Sets of ``height`` rows, of blocks that have so many rows in all."""
     lanes, vector, warps, per = shape
     ahead = tuned.SHORT_RING_BYTES if lanes <= THREADS else tuned.RING_BYTES
     room = ahead / (per * height * tensors * cols * itemsize)
     depth = max(2, min(tuned.MOST_SETS, round(room)))
-    noted = (
+    statistics_rows = (
         min(max(power_of_two(share), warps * THREADS), tuned.STATISTICS_ROWS) if tensors == 2 else 0
     )
-    return Sets(cols, height, vector, lanes, warps, per, depth, noted, itemsize, tensors)
+    return RowSets(
+        cols, height, vector, lanes, warps, per, depth, statistics_rows, itemsize, tensors
+    )
 
 
 def _vectors(cols: int, itemsize: int) -> list[int]:
@@ -241,7 +247,7 @@ def _together(each: int) -> int:
 
 
 def ring_rows(
-    builder: Builder, geometry: Geometry, device: Device, data: RowData, sets: Sets
+    builder: Builder, geometry: Geometry, device: Device, data: RowData, sets: RowSets
 ) -> int:
     """Launch; returns how many programs."""
     rows, cols = geometry.outer, geometry.channels
@@ -251,8 +257,8 @@ def ring_rows(
         "PIXELS": 1,
         "SAMPLES": 1,
         "PACKED": cols == steps.get("dy", cols) == steps["x"],
-        "EVEN": rows % sets.rows == 0,
-        "AGAIN": 0 < sets.noted < ceil_div(rows, programs),
+        "FULL_SETS": rows % sets.rows == 0,
+        "AGAIN": 0 < sets.statistics_rows < ceil_div(rows, programs),
     }
     sizes: dict[str, int | None] = {"rows": rows, "groups": None, "parts": programs}
     launch_ring(builder, device, data, sets, sizes, constants, programs, cols)
@@ -263,7 +269,7 @@ def launch_ring(
     builder: Builder,
     device: Device,
     data: RowData,
-    sets: Sets,
+    sets: RowSets,
     sizes: dict[str, int | None],  # rows, groups and parts
     constants: dict[str, Any],
     programs: int,
@@ -301,10 +307,10 @@ def launch_ring(
         "SLOT": sets.slot,
         "SHIFTED": sets.shifted,
         "RAGGED": sets.ragged,
-        "NOTED": sets.noted,
+        "STATISTICS_ROWS": sets.statistics_rows,
         "ALIGN": align,
         "WARPS": sets.warps,
-        **joint_sums(parts, total, programs, sets.warps, meets=wants),
+        **joint_sums(parts, total, programs, sets.warps, joins=wants),
         "PHASE": 0,
     }
     builder.launch_teams(
@@ -313,7 +319,7 @@ def launch_ring(
         arguments,
         constants,
         words=0,
-        meets=wants,
+        joins=wants,
         starts_early=device.starts_early,
         warps=sets.warps,
         registers=sets.registers,

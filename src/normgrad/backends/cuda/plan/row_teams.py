@@ -122,9 +122,9 @@ def team_rows(
         "LAG": ring.lag,
         "VECTOR": vector,
         "WARPS": ring.warps,
-        "EVEN": cols == team * part,
+        "COLS_FILL_TILES": cols == team * part,
         "ALIGN": align,
-        **joint_sums(teams, cols, team * teams, ring.warps, meets=wants),
+        **joint_sums(teams, cols, team * teams, ring.warps, joins=wants),
         "PHASE": 0,
     }
     builder.launch_teams(
@@ -133,7 +133,7 @@ def team_rows(
         arguments,
         constants,
         words=rows * team,
-        meets=wants,
+        joins=wants,
         starts_early=device.starts_early,
         warps=ring.warps,
         registers=ring.registers,

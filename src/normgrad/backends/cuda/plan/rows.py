@@ -150,7 +150,7 @@ def _whole_rows(builder: Builder, geometry: Geometry, device: Device, data: RowD
         share = max(1, min(programs, (rows // samples) // tuned.SAMPLE_ROWS))
         programs = samples * share
     partials = builder.scratch(2 * programs * cols, "float32") if wants else None
-    meets = wants and tiles.warps < tuned.WARPS_WITHOUT_JOIN and tiles.fits and samples == 1
+    joins = wants and tiles.warps < tuned.WARPS_WITHOUT_JOIN and tiles.fits and samples == 1
     arguments: dict[str, Argument] = {
         **row_operands(data, align),
         **row_besides(data, align, "residual", "total"),
@@ -168,7 +168,7 @@ def _whole_rows(builder: Builder, geometry: Geometry, device: Device, data: RowD
     if not _reads_x(builder):
         arguments["x"] = None
     for role in ("dgamma", "dbeta"):
-        arguments[role] = builder.result(role) if meets else None
+        arguments[role] = builder.result(role) if joins else None
     constants: dict[str, Any] = {
         "FORMULA": builder.formula,
         "ROWS": tiles.rows,
@@ -178,10 +178,10 @@ def _whole_rows(builder: Builder, geometry: Geometry, device: Device, data: RowD
         "STAGES": tiles.stages,
         "COMPUTE": builder.compute,
         "VARIANCE": False,
-        "AHEAD": tiles.ahead,
+        "PRELOAD_ROWS": tiles.ahead,
         "FOLD": tiles.rows > 1 and tiles.chunk >= tiles.warps * THREADS * (16 // itemsize),
         "WARPS": tiles.warps,
-        **joint_sums(programs, cols, programs, tiles.warps, meets=meets),
+        **joint_sums(programs, cols, programs, tiles.warps, joins=joins),
         "PHASE": 0,
     }
     builder.launch_teams(
@@ -190,12 +190,12 @@ def _whole_rows(builder: Builder, geometry: Geometry, device: Device, data: RowD
         arguments,
         constants,
         words=0,
-        meets=meets,
+        joins=joins,
         starts_early=device.starts_early,
         warps=tiles.warps,
         registers=tiles.registers,
     )
-    if not meets:
+    if not joins:
         finish_rows(builder, partials, share or programs, cols, samples)
     return programs
 
@@ -252,15 +252,15 @@ def norm_rows(builder: Builder, geometry: Geometry, device: Device, data: RowDat
         "STAGES": tuned.FORWARD_STAGES,
         "COMPUTE": builder.compute,
         "VARIANCE": builder.spec.rstd_is == "variance",
-        "AHEAD": False,
+        "PRELOAD_ROWS": False,
         "FOLD": False,
         "WARPS": warps,
-        **joint_sums(1, cols, 1, warps, meets=False),
+        **joint_sums(1, cols, 1, warps, joins=False),
         "PHASE": 0,
     }
     builder.launch_teams(
         "rows.layer_rows", (programs,), arguments, constants,
-        words=0, meets=False, starts_early=False, warps=warps,
+        words=0, joins=False, starts_early=False, warps=warps,
     )  # fmt: skip
     return programs
 

@@ -97,7 +97,7 @@ def _add_plane_sums(
     constants: dict[str, Any] = {
         "FORMULA": builder.formula,
         "GROUP": group,
-        "EXACT": forward and not layout.window and layout.inner % cols == 0,
+        "FULL_PIECES": forward and not layout.window and layout.inner % cols == 0,
         "WIDE": layout.span + cols >= WIDE,
         "ROWS": tile_rows,
         "COLS": cols,
@@ -211,8 +211,8 @@ def add_statistics(
         (ceil_div(statistics, size),),
         {
             "partials": partials,
-            "centre": given,
-            "scale": made,
+            "next_mean": given,
+            "next_rstd": made,
             "mean": builder.result("mean") if spec.operator.centred else None,
             "rstd": builder.result("rstd"),
             **builder.running(),

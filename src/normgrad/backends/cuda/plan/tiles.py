@@ -103,29 +103,35 @@ def typical_batch(sample_bytes: int) -> int:
     return power_of_two(ceil_div(tuned.TYPICAL_BYTES, sample_bytes))
 
 
-def deal(slabs: int, most: int) -> tuple[int, int]:
+def rounds_of_teams(slabs: int, most: int) -> tuple[int, int]:
     """Teams for so many slabs, ``most`` of them at once, and rounds: few ones, all teams busy."""
     rounds = ceil_div(slabs, min(slabs, most))
     return ceil_div(slabs, rounds), rounds
 
 
-def share_out(
-    rows: int, most_rows: int, least_rows: int, slabs: int, resident: int, *, alike: bool = False
+def cut_into_teams(
+    rows: int,
+    most_rows: int,
+    least_rows: int,
+    slabs: int,
+    resident: int,
+    *,
+    batch_independent: bool = False,
 ) -> Team | None:
     """Teams for slabs of ``rows`` rows; None where a slab does not fit on the device.
 
     A block takes up to ``most_rows``. Teams are as large as there are blocks for, so that all take
-    part, unless a block would have less than ``least_rows``; or, where they must be ``alike`` for
-    any number of slabs, as large as they are for many.
+    part, unless a block would have less than ``least_rows``. A ``batch_independent`` cut, group
+    norm's, has teams of the size that they have in an infinite batch.
     """
     team = ceil_div(rows, most_rows)
     if team > resident:
         return None
     at_once = resident // team
-    teams, rounds = deal(at_once if alike else slabs, at_once)
+    teams, rounds = rounds_of_teams(at_once if batch_independent else slabs, at_once)
     team = max(team, min(resident // teams, ceil_div(rows, least_rows)))
     share = ceil_div(rows, team)
     team = ceil_div(rows, share)
-    if alike:
-        teams, rounds = deal(slabs, resident // team)
+    if batch_independent:
+        teams, rounds = rounds_of_teams(slabs, resident // team)
     return Team(team, teams, share, rounds)
