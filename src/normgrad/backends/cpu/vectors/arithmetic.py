@@ -55,12 +55,12 @@ def _typeof_format(value, context):
     return FormatType(value)
 
 
-def opaque_constant(kind):
+def allow_as_constant(kind):
     """Let kernels name values that are nothing but their type."""
     lower_constant(kind)(lambda context, builder, type_, value: context.get_dummy_value())
 
 
-opaque_constant(FormatType)
+allow_as_constant(FormatType)
 
 
 def lanes_of(fmt):
@@ -98,8 +98,8 @@ def size_of(typingctx, fmt):
 
 
 @intrinsic
-def plain(typingctx, value):
-    """A constant as any other number: Numba compiles what is called anew for every constant."""
+def opaque_constant(typingctx, value):
+    """Hides a constant from Numba, which compiles what is called anew for every constant."""
     kind = types.unliteral(value)
 
     def codegen(context, builder, signature, arguments):

@@ -57,16 +57,17 @@ class Tiles:
 def _blocks(group: bool, itemsize: int, multiprocessors: int) -> tuple[tuple[Block, int], ...]:
     """Blocks to choose from and the largest team for each: the first that can."""
     large = tuned.LARGE
+    middle: tuple[Block, ...] = (tuned.WHOLE,)
     alone = (tuned.SMALL, tuned.ALONE_OF_GROUPS) if group else (tuned.SMALL_AHEAD, tuned.ALONE)
     if group:
         small = tuned.SMALL_OF_GROUPS
         large = replace(large, held=tuned.LARGE_OF_GROUPS_HELD[itemsize])
-        middle = (tuned.WHOLE,) if itemsize == 4 else (large, tuned.WHOLE)
+        middle = middle if itemsize == 4 else (large, *middle)
     elif itemsize == 4:
         small, middle = tuned.SMALL_FLOAT32, (tuned.TWO_FLOAT32, tuned.WHOLE_FLOAT32, tuned.FINE)
     else:
         large = replace(large, most=tuned.LARGE_MOST)
-        small, middle = tuned.SMALL_AHEAD, (large, tuned.WHOLE)
+        small, middle = tuned.SMALL_AHEAD, (large, *middle)
     found = (
         *((block, 1) for block in alone),
         *((block, multiprocessors) for block in (small, *middle)),

@@ -33,9 +33,8 @@ class Ring:
 
 def _blocks(itemsizes: list[int]) -> tuple[Ring, ...]:
     """Blocks to choose from: the first whose team can poll its words at once."""
-    sizes = tuned.TEAM_BLOCKS
-    if max(itemsizes) == 2:
-        sizes = (tuned.TEAM_BLOCK_16, *sizes)
+    first = (tuned.TEAM_BLOCK_16,) if max(itemsizes) == 2 else ()
+    sizes = (*first, *tuned.TEAM_BLOCKS)
     return tuple(Ring(warps, chunks, per, tuned.LAG) for warps, chunks, per in sizes)
 
 

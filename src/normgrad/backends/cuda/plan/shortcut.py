@@ -53,8 +53,8 @@ def through_shortcut(
         return builder.finish("a shortcut's gradient")
     program = make(plain.with_tensors({"dy": seen}), geometry, compute, device)
     for step in program.steps:
-        there = with_places(step, {"dy": found, "": Ref("", builder.used, "")})
-        builder.steps.append(there)
+        moved = with_places(step, {"dy": found, "": Ref("", builder.used, "")})
+        builder.steps.append(moved)
     builder.used += program.workspace_bytes
     builder.words = program.words
     return builder.finish(f"a shortcut's gradient, {program.strategy}")
