@@ -208,7 +208,7 @@ def group_weights(
 ):
     """Gamma of a block's columns, as `publish_groups` wants it.
 
-    To be loaded before the tiles: whoever waits for sums would wait for it too.
+    To be loaded before the tiles: a wait for sums would be one for it too.
     """
     LANES: tl.constexpr = min(32, BINS)
     hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
@@ -283,7 +283,7 @@ def share_sums(
     rows,  # of a slab
     ROWS: tl.constexpr,  # of a tile
 ):
-    """Publish the sums of a block's bins; they are returned for whoever has no partners."""
+    """Publish the sums of a block's bins; they are returned for a block without partners."""
     above, start, columns, image, left = place_of
     columns = gl.minimum(columns, COLS)
     parts, bins, images, channels = sizes

@@ -412,7 +412,9 @@ def plane_slabs(
                 await_turn(base + slot * 8, (odd + rounds) & 1)
                 at_x = place + slot * (2 * TILE)
                 at_dy = at_x + TILE
-                if chunk >= FULL_TILES or not ROWS_FILL_TILE:  # whoever has no element reads zeros
+                if (
+                    chunk >= FULL_TILES or not ROWS_FILL_TILE
+                ):  # a thread without an element reads zeros
                     if chunk >= FULL_TILES:
                         seen = (now[0], share, rows, pieces, magic, piece, run, 0, local, vectors)
                         _, mask = elements_of(

@@ -60,14 +60,15 @@ TWO_PASSES_US = 22.0  # what two passes take beside their traffic: 14 to 37 [Nov
 # of 79.0 %, 64x1024x14x14 in bfloat16 59.3 instead of 56.6. [Nov 15]
 PREFETCH_TILES, SMALL_TEAM, PREFETCH_GAIN_US = 17, 16, 0.7
 # Small teams with more tiles than there is room for in shared memory ask for the next slab only
-# when the sums of this one are published: whoever asks early takes bandwidth from partners that it
-# then waits for. Batch norm 256x2048x7x7 in float32 takes 88 us instead of 91, group norm
-# 64x256x56x56 in bfloat16 88 instead of 90; but with two blocks of a multiprocessor or large teams
-# 1 to 6 % more, and in float32 with tiles of 4 KB, where it spills. [Nov 18] Streams of the whole
-# device in rows of so many bytes find what they read again in the L2 cache, if it is no more than
-# this, and wait so much longer. Batch norm 131072x256 takes 67 us in two such rounds, 71 in four of
-# whole slabs in rows of 128 bytes; in float32 129 and 137. Smaller teams and shorter rows gain less
-# than they lose. [Nov 18]
+# when the sums of this one are published: asking early takes bandwidth from partners that it then
+# waits for. Batch norm 256x2048x7x7 in float32 takes 88 us instead of 91, group norm 64x256x56x56
+# in bfloat16 88 instead of 90; but with two blocks of a multiprocessor or large teams 1 to 6 %
+# more, and in float32 with tiles of 4 KB, where it spills. [Nov 18]
+
+# Streams of the whole device in rows of so many bytes find what they read again in the L2 cache, if
+# it is no more than this, and wait so much longer. Batch norm 131072x256 takes 67 us in two such
+# rounds, 71 in four of whole slabs in rows of 128 bytes; in float32 129 and 137. Smaller teams and
+# shorter rows gain less than they lose. [Nov 18]
 REREAD_BYTES, REREAD_ROW_BYTES, REREAD_US = 26e6, 256, 0.5
 # Tiles of the next slab that the L2 cache is to fetch during the wait, where there is no room for
 # any; so many in two steps of float32. Batch norm 256x512x28x28 in float32 takes 386 us so instead

@@ -36,9 +36,10 @@ COLUMN_COLUMNS, COLUMN_BYTES, COLUMN_BLOCKS, COLUMN_STAGES = 64, 8192, 2, 4
 PIXELS_IN_WINDOWS = {2: 256, 4: 900}
 # Planes that start at multiples of 16 bytes are better as they are than as columns: 64x256x8x8
 # takes 5.6 us so and 6.3 as columns, 64x512x7x7 14.5 and 6.9, 64x192x31x31 27.9 and 24.0
-# (bfloat16). [Nov 16] Elements of a tile of planes, and its warps. 64x256x56x56 in bfloat16: 99.3 %
-# with 1024 elements for 4 warps, 98.7 for one, 97 with 2048 for two; float32 103 % with any of
-# them. [Nov 15]
+# (bfloat16). [Nov 16]
+
+# Elements of a tile of planes, and its warps. 64x256x56x56 in bfloat16: 99.3 % with 1024 elements
+# for 4 warps, 98.7 for one, 97 with 2048 for two; float32 103 % with any of them. [Nov 15]
 PLANE_TILE, PLANE_WARPS = 1024, 4
 # Channels last: warps and elements of a tile in 16 bits, by its columns. 64x256x56x56 takes 75.4 us
 # with 4096 elements for 8 warps, 75.8 to 126 with others; 256x64x112x112 282.4 with 1024 for two,

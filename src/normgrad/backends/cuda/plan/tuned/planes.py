@@ -96,8 +96,8 @@ LITTLE_AHEAD = 3  # times that is less than a share
 # 2x64x128x128x128 830 and 916; other blocks 2 % less to 14 % more. [Nov 16]
 BULK_WARPS, BULK_ROUNDS = 8, 2  # group norm: of such blocks, or at most so many rounds
 BULK_REGISTERS, BULK_LEAST_ROUNDS = 128, 16  # batch norm: more than these, in float32
-# When the next slab is asked for: when the sums of this one are published, since whoever asks early
-# takes bandwidth from partners that it then waits for. Batch norm by bulk copies takes 650 us
-# instead of 674 (256x64x112x112), unless more tiles than there is room for leave no registers for
-# it (2x64x128x128x128: 1043 instead of 834); group norm without them up to 2 % less. Others gain
-# nothing or lose, most 1 to 5 %: `planes._requests_late`. [Nov 18]
+# When the next slab is asked for: when the sums of this one are published, since asking early takes
+# bandwidth from partners that it then waits for. Batch norm by bulk copies takes 650 us instead of
+# 674 (256x64x112x112), unless more tiles than there is room for leave no registers for it
+# (2x64x128x128x128: 1043 instead of 834); group norm without them up to 2 % less. Others gain
+# nothing or lose, most 1 to 5 %: `planes._requests_after_publish`. [Nov 18]
