@@ -111,7 +111,7 @@ def test_more_channels_of_samples_than_32_bits_count(samples, kernel, device, mo
     mask = (False, False, True) if kernel == "parameters" else (True, False, False)
     options = {"groups": 32, "mask": mask, "device": device}
     found = launches(plan("group_norm_backward", f"{samples}x512", "bfloat16", **options))
-    step = next(one for one in found if one.kernel == f"sums.finish_{kernel}")
+    step = next(one for one in found if one.kernel == f"finish.finish_{kernel}")
     before = EDGE + 512  # where a sum that is too large for 32 bits would look
     partials = sparse(2 * samples * 512, torch.float32, before)
     partials[(samples - 1) * 512] = 1.0

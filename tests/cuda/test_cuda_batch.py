@@ -37,11 +37,11 @@ DECIDE = {
     "sums.plane_sums": ("splits", "planes", "pieces", "run", "WINDOW", *TILES),
     "sums.column_sums": ("splits", "blocks", "rows", "times", *TILES),
     "sums.unit_sums": ("run", *TILES),
-    "sums.finish_groups": ("splits", "CHANNELS", "SPLITS"),
-    "sums.finish_statistics": ("parts", "UNITS", "PARTS"),
+    "finish.finish_groups": ("splits", "CHANNELS", "SPLITS"),
+    "finish.finish_statistics": ("parts", "UNITS", "PARTS"),
 }
 # What adds up nothing, or nothing of dx.
-OTHERS = ("copy.", "apply.", "sums.finish_parameters")
+OTHERS = ("copy.", "apply.", "finish.finish_parameters")
 SHAPES = ("320x64x64", "640x32x32", "256x56x56", "1280x16x16", "512x14x14", "512x7x7", "96x17x17",
           "64x129x129", "128x512x512", "48x5", "30x9x9", "33x23x25", "512x1")  # fmt: skip
 SAMPLES = (1, 2, 3, 5, 7, 8, 12, 16, 33, 64, 200)

@@ -442,7 +442,7 @@ def test_every_kernel_is_compiled_here():
     met = {step.kernel for one in requests for step in launches(plan(*one))}
     met |= {"copy.transposed_copy"}  # above
     met |= {"copy.strided_copy"}  # in the interpreter's cases, as is copy.flat_copy
-    called = {"sums.join", "apply.applied"}
+    called = {"finish.join", "apply.applied"}
     called |= {"row_ring._store_columns", "row_ring._store_channels", "row_ring._sums_of"}
     written -= called
     met -= {"copy.clear_words"}  # in one line

@@ -207,7 +207,7 @@ for shape in ((3, 9000), (1, 5000), (40, 3000)):
     for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
         assert measured.ok, (shape, measured)
     kernels = [step.kernel for step in make_plan(problem.spec, "cuda").config.steps]
-    assert ("sums.finish_groups" in kernels) == (shape[1] > 8192), kernels
+    assert ("finish.finish_groups" in kernels) == (shape[1] > 8192), kernels
 print("done")
 """
 

@@ -358,7 +358,7 @@ def test_a_launch_starts_early_only_behind_what_it_may_overtake(known):
                 early += 1
                 assert device.capability >= 90, name
                 assert before is not None, name
-                waits_first = step.kernel.startswith("sums.finish")
+                waits_first = step.kernel.startswith("finish.finish_")
                 assert waits_first or before.kernel == "copy.clear_words", name
     assert bool(early) == (device.capability >= 90)
 

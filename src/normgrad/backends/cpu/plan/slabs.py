@@ -84,14 +84,14 @@ def _whole(program: "Program", slabs: int, elements: int) -> None:
     short = geometry.inner * program.format.itemsize <= tuned.ASKED_SEGMENT
     params[slots.PREFETCH_NEXT_TASK] = int(not by_row and short and params[slots.STREAM_DX])
     tasks = ceil_div(slabs, params[slots.PER_TASK])
-    if _lone(program, elements):
+    if _single_segments(program, elements):
         params[slots.AT_COEFFICIENTS] = program.reserve(tasks * 5 * tuned.EIGHT)
         program.phase("single_segment_slabs", tasks, program.form, program.format, program.flat)
     else:
         program.phase("slabs", tasks, program.form, program.format, by_row)
 
 
-def _lone(program: "Program", elements: int) -> bool:
+def _single_segments(program: "Program", elements: int) -> bool:
     """Whether slabs are single short segments, whose factors cost as much as their data.
 
     From memory 64x256x14x14 in float32 takes a third longer eight at a time.

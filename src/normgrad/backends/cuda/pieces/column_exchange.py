@@ -333,7 +333,7 @@ def factors_of(
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,
     PHASE: tl.constexpr,
-    offered,  # forward: x, the step between images, beta, results, momentum
+    forward_operands,  # forward: x, the step between images, beta, results, momentum
     rows,  # of a slab
     ROWS: tl.constexpr,  # of a tile
     ALIGN: tl.constexpr,
@@ -354,7 +354,7 @@ def factors_of(
     channel = left + cols
     statistic = image * (channels // GROUP_SIZE) + channel // GROUP_SIZE if GROUP else channel
     if FORMULA.forward:
-        x, outer_step, beta, results, momentum = offered
+        x, outer_step, beta, results, momentum = forward_operands
         strip = (0, columns, 0, image, left, 0)
         base = base_of(x, strip, outer_step, cols, GROUP_SIZE, ALIGN)
         rs = base

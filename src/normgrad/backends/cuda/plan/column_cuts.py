@@ -173,13 +173,11 @@ class Cut:
         speed = tuned.NARROW_SPEED if narrow and self.itemsize == 2 else tuned.SPEED
         tile = self.tensors * self.rows * self.cols * self.itemsize
         blocks = self.team * self.teams
-        trips, spare = (
-            (1 + 1 / self.tensors) * self.tiles,
-            self.block.chunks + self.held - self.tiles,
-        )
-        near = self.rereads_fit_l2
+        trips = (1 + 1 / self.tensors) * self.tiles
+        free_tiles = self.block.chunks + self.held - self.tiles
+        fits_l2 = self.rereads_fit_l2
         if self.streams:
-            trips, spare = trips if near else trips + 1 - spare, 1
+            trips, free_tiles = trips if fits_l2 else trips + 1 - free_tiles, 1
         memory = blocks * trips * tile / multiprocessors / speed
         memory *= 1 + self.partial_sector_bytes / (self.width * self.itemsize)
         if 3 * (self.block.chunks + self.held) < self.tiles:
@@ -195,7 +193,7 @@ class Cut:
             )
             wait += tuned.TEAM_DOUBLED_US * math.log2(self.team)
             wait -= tuned.PREFETCH_GAIN_US if self.has_prefetch_room else 0
-        if near:
+        if fits_l2:
             wait += tuned.REREAD_US
         if self.l2_tiles and not self.streams:
             wait *= tuned.WAIT_WITH_L2
@@ -204,7 +202,7 @@ class Cut:
             return tuned.START_US + memory + wait - beside
         if self.team == self.per == 1:
             wait += tuned.LONELY_BLOCK_US
-        arrive = min(spare, self.held) * self.per * tile / speed
+        arrive = min(free_tiles, self.held) * self.per * tile / speed
         return tuned.START_US + self.rounds * (memory + max(tuned.LEAST_WAIT * wait, wait - arrive))
 
 

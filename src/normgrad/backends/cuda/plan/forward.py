@@ -57,7 +57,7 @@ def _join_ranks(builder: Builder, geometry: Geometry, device: Device) -> None:
     partials = builder.scratch(4 * ranks * channels, builder.compute)
     tile = 8, 128
     builder.launch(
-        "sums.rank_parts",
+        "finish.rank_parts",
         (ceil_div(ranks, tile[0]), ceil_div(channels, tile[1])),
         {
             "means": builder.vector("x"),

@@ -29,7 +29,7 @@ def add_parameters(
     parts = min(power_of_two(count), tuned.PARTIALS)
     size = max(1, min(power_of_two(layout.channels), tuned.PARTIALS // parts, 8))
     builder.launch(
-        "sums.finish_parameters",
+        "finish.finish_parameters",
         (ceil_div(layout.channels, size),),
         {
             "partials": partials,
@@ -95,7 +95,7 @@ def finish_rows(
     many = cols >= tuned.FINISH_MANY_COLUMNS or programs > tuned.FINISH_MANY_PROGRAMS
     down, width, warps = tuned.FINISH_MANY if many else tuned.FINISH_FEW
     builder.launch(
-        "sums.finish_rows",
+        "finish.finish_rows",
         (ceil_div(cols, width), samples),
         {
             "partials": partials,

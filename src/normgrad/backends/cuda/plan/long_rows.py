@@ -151,7 +151,7 @@ def _row_totals(
         return partials
     totals = builder.scratch(2 * rows, builder.compute)
     builder.launch(
-        "sums.finish_groups",  # each row is a group of one channel, with gamma inside already
+        "finish.finish_groups",  # each row is a group of one channel, with gamma inside already
         (rows,),
         {
             "partials": partials,

@@ -207,7 +207,7 @@ def add_statistics(
     size = max(1, 256 // lanes)
     given, made = (builder.scratch(statistics, builder.compute) for _ in range(2))
     builder.launch(
-        "sums.finish_statistics",
+        "finish.finish_statistics",
         (ceil_div(statistics, size),),
         {
             "partials": partials,
@@ -265,7 +265,7 @@ def add_finish(
         }
         constants = {"UNITS": size, "VARIANCE": builder.given_variance, **common}
         builder.launch(
-            "sums.finish_channels", (ceil_div(units, size),), arguments, constants, early=early
+            "finish.finish_channels", (ceil_div(units, size),), arguments, constants, early=early
         )
         return totals
     if totals is not None:
@@ -279,7 +279,7 @@ def add_finish(
         size = min(power_of_two(geometry.channels), max(1, 1024 // lanes))
         constants = {"CHANNELS": size, **common}
         builder.launch(
-            "sums.finish_groups", (geometry.statistics,), arguments, constants, early=early
+            "finish.finish_groups", (geometry.statistics,), arguments, constants, early=early
         )
     add_parameters(builder, geometry, layout, partials, splits)
     return totals

@@ -116,12 +116,9 @@ def column_streams(
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
     LANES: tl.constexpr = min(32, COLS // VECTOR)
-    WARPS_DOWN: tl.constexpr = min(
-        WARPS, max(1, ROWS // (32 // LANES))
-    )  # warps one below the other
-    ONCE: tl.constexpr = min(
-        ROWS, WARPS_DOWN * (32 // LANES)
-    )  # rows with one element in each thread
+    # Warps one below the other, and rows with one element in each thread.
+    WARPS_DOWN: tl.constexpr = min(WARPS, max(1, ROWS // (32 // LANES)))
+    ONCE: tl.constexpr = min(ROWS, WARPS_DOWN * (32 // LANES))
     tile: tl.constexpr = gl.BlockedLayout(
         [1, VECTOR], [32 // LANES, LANES], [WARPS_DOWN, WARPS // WARPS_DOWN], [1, 0]
     )

@@ -120,12 +120,9 @@ def column_slabs(
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
     LANES: tl.constexpr = min(32, COLS // VECTOR)
-    WARPS_DOWN: tl.constexpr = min(
-        WARPS, max(1, ROWS // (32 // LANES))
-    )  # warps one below the other
-    ONCE: tl.constexpr = min(
-        ROWS, WARPS_DOWN * (32 // LANES)
-    )  # rows with one element in each thread
+    # Warps one below the other, and rows with one element in each thread.
+    WARPS_DOWN: tl.constexpr = min(WARPS, max(1, ROWS // (32 // LANES)))
+    ONCE: tl.constexpr = min(ROWS, WARPS_DOWN * (32 // LANES))
     tile: tl.constexpr = gl.BlockedLayout(
         [1, VECTOR], [32 // LANES, LANES], [WARPS_DOWN, WARPS // WARPS_DOWN], [1, 0]
     )
@@ -150,12 +147,11 @@ def column_slabs(
         x, dy, slabs * 0, tile, DEPTH, VECTOR, ROWS, COLS, ALIGN, LANES, WARPS_DOWN, WARPS
     )
     sizes = (parts, bins, images, channels * ALIGN)
-    FEW: tl.constexpr = (
-        CHUNKS - REGISTER_TILES <= 5
-    )  # unrolled; 6 beside 2 that are held spill 48 bytes
+    # Unrolled; 6 beside 2 that are held spill 48 bytes.
+    FEW: tl.constexpr = CHUNKS - REGISTER_TILES <= 5
     # Slabs ahead that the place of the first tile behind the held ones, and of the last, goes to.
-    NEAR: tl.constexpr = (REGISTER_TILES + DEPTH) // CHUNKS
-    FAR: tl.constexpr = (CHUNKS - 1 + DEPTH) // CHUNKS
+    FIRST_AHEAD: tl.constexpr = (REGISTER_TILES + DEPTH) // CHUNKS
+    LAST_AHEAD: tl.constexpr = (CHUNKS - 1 + DEPTH) // CHUNKS
     unknown = parts >> 30  # 0
     for ahead in (gl.static_range if FEW else tl.range)(0, DEPTH):
         early = strip_of(first_slab + ahead // CHUNKS * teams, part, ALIGN)
@@ -246,11 +242,11 @@ def column_slabs(
             _, columns, _, image, left, _ = strip_of(opaque_copy(slab + turn * 0), now, ALIGN)
             place_of = (above, opaque_copy(start), columns, image, left)
         results = (None, None, mean, rstd, old_mean, old_variance, new_mean, new_variance)
-        offered = (x, outer_step, beta_of, results, momentum) if FORMULA.forward else None
+        forward_operands = (x, outer_step, beta_of, results, momentum) if FORMULA.forward else None
         dy_factor, x_factor, constant = factors_of(
             totals, slab_words, place_of, sizes, (rstd, gamma_of, dgamma, dbeta), count, eps,
             by_col, FORMULA, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, TOTALS_COLUMNS,
-            WARPS, SOLO, PHASE, offered, rows, ROWS, ALIGN,
+            WARPS, SOLO, PHASE, forward_operands, rows, ROWS, ALIGN,
         )  # fmt: skip
         if JOINS_AT_END:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there
@@ -260,20 +256,21 @@ def column_slabs(
         turns = opaque_copy(apart)
         now = (slabs, split, width, channels, start, first, limit, turns, outer_step, step)
         strip = strip_of(slab, now, ALIGN)
-        near = strip_of(slab + NEAR * teams, now, ALIGN)
-        far = strip_of(slab + FAR * teams, now, ALIGN)
+        first_later = strip_of(slab + FIRST_AHEAD * teams, now, ALIGN)
+        last_later = strip_of(slab + LAST_AHEAD * teams, now, ALIGN)
         WRITES: tl.constexpr = PHASE % 2 == 0 or SOLO
-        for chunk in (gl.static_range if FEW else tl.range)(
-            REGISTER_TILES, CHUNKS
-        ):  # these make room
+        # First the tiles that make room for others.
+        for chunk in (gl.static_range if FEW else tl.range)(REGISTER_TILES, CHUNKS):
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             tile_dy, tile_x = take_own(data, slot, VECTOR, ROWS * COLS)
             if VECTOR == 4:  # float32 spills 16 bytes otherwise
                 later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
-            elif NEAR == FAR:
-                later = near
+            elif FIRST_AHEAD == LAST_AHEAD:
+                later = first_later
             else:
-                later = either(chunk + DEPTH < FAR * CHUNKS + turn * 0, near, far)
+                later = either(
+                    chunk + DEPTH < LAST_AHEAD * CHUNKS + turn * 0, first_later, last_later
+                )
             number = (chunk + DEPTH) % CHUNKS
             copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN)
             if WRITES:

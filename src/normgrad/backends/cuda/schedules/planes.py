@@ -9,7 +9,6 @@ that is done makes room for one of the next slab, whose copy starts at once. Thr
 instead of five.
 """
 
-import triton
 import triton.language as tl
 
 from normgrad.backends.cuda.activations import output, through
@@ -28,9 +27,7 @@ from normgrad.backends.cuda.pieces.common import (
     clear_previous,
     coefficients,
     count_arrival,
-    divide_by_magic,
     load_or,
-    load_rstd,
     opaque_copy,
     pack_pair,
     publish,
@@ -49,7 +46,16 @@ from normgrad.backends.cuda.pieces.moments import (
     parts_of,
     store_statistics,
 )
-from normgrad.backends.cuda.pieces.plane_runs import elements_before
+from normgrad.backends.cuda.pieces.plane_channels import (
+    base_and_weights,
+    bias_of,
+    elements_in,
+    line_of,
+    merge_channels,
+    spread,
+    statistics_of,
+    sum_channels,
+)
 from normgrad.backends.cuda.pieces.plane_tiles import (
     ask,
     cut_origin,
@@ -62,134 +68,6 @@ from normgrad.backends.cuda.pieces.plane_tiles import (
     write_tile,
 )
 from normgrad.backends.cuda.pieces.windows import keep_inside
-
-
-@jit
-def _statistics(mean, rstd, gamma, which, count, eps, GROUP: tl.constexpr, VARIANCE: tl.constexpr):
-    """What a channel or a group has one of: mean, reciprocal deviation, gamma if no group norm."""
-    ok = which < count
-    centre = load_or(mean, which, ok, 0.0, tl.float32)
-    rs = load_rstd(rstd, which, ok, eps, VARIANCE, tl.float32)
-    weight = load_or(None if GROUP else gamma, which, ok, 1.0, tl.float32)
-    return centre, rs, weight
-
-
-@jit
-def _bias(beta, which, count, GROUP: tl.constexpr):
-    """Beta of a channel, which an activation is to see."""
-    return load_or(None if GROUP else beta, which, which < count, 0.0, tl.float32)
-
-
-@jit
-def _offered(
-    x, gamma, beta, slab, chan, steps, count, GROUP: tl.constexpr, PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr, ALIGN: tl.constexpr,
-):  # fmt: skip
-    """The same for a forward formula: the base of the mean, gamma and beta."""
-    which = slab * CHANNELS + chan
-    ok = which < count
-    base = tl.load(x + origin_of(slab, steps, ALIGN) + chan * PIXELS, mask=ok, other=0.0)
-    weight = load_or(None if GROUP else gamma, which, ok, 1.0, tl.float32)
-    bias = load_or(None if GROUP else beta, which, ok, 0.0, tl.float32)
-    return base.to(tl.float32), weight, bias
-
-
-@jit
-def _line_of(parts):
-    """Parts of a tile in one row."""
-    SIZE: tl.constexpr = parts[0].shape[0] * parts[0].shape[1]
-    return (
-        gl.reshape(parts[0], [SIZE]), gl.reshape(parts[1], [SIZE]), gl.reshape(parts[2], [SIZE])
-    )  # fmt: skip
-
-
-@jit
-def _merge_channels(
-    FORMULA: tl.constexpr, parts, layout: tl.constexpr, PLANE: tl.constexpr, PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """Parts of each channel from those of each element of a line: see `_sum_channels`."""
-    COLS: tl.constexpr = parts[0].shape[0]
-    EACH: tl.constexpr = COLS // PLANE * PIXELS
-    SIZE: tl.constexpr = triton.next_power_of_2(EACH)
-    chan = gl.arange(0, CHANNELS, gl.SliceLayout(1, layout))[:, None]
-    number = gl.arange(0, SIZE, gl.SliceLayout(0, layout))[None, :]
-    ok = (number < EACH) & (chan < CHANNELS)
-    at = number + number // PIXELS * (PLANE - PIXELS) + chan * PIXELS
-    at = gl.reshape(gl.where(ok, at, 0), [CHANNELS * SIZE])
-    found = ()
-    for part in gl.static_range(3):
-        one = gl.reshape(gl.gather(parts[part], at, 0), [CHANNELS, SIZE])
-        found = found + (gl.where(ok, gl.convert_layout(one, layout), 0.0),)
-    return merged(FORMULA, found, 1)
-
-
-@jit
-def _elements_of(
-    member, sizes, before, plane_step, ALIGN: tl.constexpr, WIDE: tl.constexpr,
-    WINDOW: tl.constexpr,
-):  # fmt: skip
-    """How many elements a block's rows have."""
-    share, rows, magic, pieces, piece, run = sizes
-    if WIDE:
-        piece, run = piece.to(tl.int64), run.to(tl.int64)
-    first = gl.minimum(member * share, rows)
-    last = gl.minimum(first + share, rows)
-    if WINDOW:
-        start = _seen_before(first, sizes, before, plane_step, ALIGN, WINDOW)
-        count = _seen_before(last, sizes, before, plane_step, ALIGN, WINDOW) - start
-    else:
-        count = elements_before(last, magic, pieces, piece, run)
-        count = (count - elements_before(first, magic, pieces, piece, run)) * ALIGN
-    return count.to(tl.float32)
-
-
-@jit
-def _seen_before(row, sizes, before, plane_step, ALIGN: tl.constexpr, WINDOW: tl.constexpr):
-    """Elements of a slab before a row of windows."""
-    _, _, magic, pieces, piece, run = sizes
-    plane = divide_by_magic(row, magic)
-    far = plane.to(tl.int64)
-    low = (before + far * plane_step * ALIGN) % WINDOW
-    inside = (row - plane * pieces) * piece * WINDOW - low
-    return far * run * ALIGN + gl.minimum(gl.maximum(inside, 0), run * ALIGN)
-
-
-@jit
-def _sum_channels(
-    sum_d,
-    sum_dt,
-    layout: tl.constexpr,
-    PLANE: tl.constexpr,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
-    """Sums of each channel from those of each element of a line.
-
-    Elements change places so that a warp has those of one channel. (A thread would else need a
-    mask for each channel: in 16 bits 300 instructions beside 100 for a tile.)
-    """
-    COLS: tl.constexpr = sum_d.shape[0]
-    EACH: tl.constexpr = COLS // PLANE * PIXELS  # elements of a channel
-    SIZE: tl.constexpr = triton.next_power_of_2(EACH)
-    chan = gl.arange(0, CHANNELS, gl.SliceLayout(1, layout))[:, None]
-    number = gl.arange(0, SIZE, gl.SliceLayout(0, layout))[None, :]
-    ok = (number < EACH) & (chan < CHANNELS)
-    at = number + number // PIXELS * (PLANE - PIXELS) + chan * PIXELS
-    at = gl.reshape(gl.where(ok, at, 0), [CHANNELS * SIZE])
-    sum_d = gl.reshape(gl.gather(sum_d, at, 0), [CHANNELS, SIZE])
-    sum_dt = gl.reshape(gl.gather(sum_dt, at, 0), [CHANNELS, SIZE])
-    sum_d = gl.where(ok, gl.convert_layout(sum_d, layout), 0.0)
-    sum_dt = gl.where(ok, gl.convert_layout(sum_dt, layout), 0.0)
-    return sum_pairs(sum_d, sum_dt, 1)
-
-
-@jit
-def _spread(first, second, col_chan):
-    """Two numbers of each channel for each column of a tile."""
-    pair = gl.gather(pack_pair(first, second), col_chan, 0)
-    first, second = unpack_pair(pair)
-    return first[None, :], second[None, :]
 
 
 @jit
@@ -335,14 +213,14 @@ def plane_slabs(
     if PRELOAD_STATISTICS:
         which = first_slab * BLOCK_CHANNELS + chan
         if FORMULA.forward:
-            next_one = _offered(
+            next_one = base_and_weights(
                 x, gamma, beta, first_slab, chan, steps, channels, GROUP, PIXELS, BLOCK_CHANNELS,
                 ALIGN,
             )  # fmt: skip
         else:
-            next_one = _statistics(mean, rstd, gamma, which, channels, eps, GROUP, VARIANCE)
+            next_one = statistics_of(mean, rstd, gamma, which, channels, eps, GROUP, VARIANCE)
             if FORMULA.acts:
-                next_bias = _bias(beta, which, channels, GROUP)
+                next_bias = bias_of(beta, which, channels, GROUP)
     turn = slabs * 0
     odd = slabs * 0  # whether the first slot's turn is
     zero = share >> 30
@@ -357,25 +235,25 @@ def plane_slabs(
             centre, rs, factor = next_one
             coming = which + teams * BLOCK_CHANNELS
             if FORMULA.forward:
-                next_one = _offered(
+                next_one = base_and_weights(
                     x, gamma, beta, slab + teams, chan, steps, channels, GROUP, PIXELS,
                     BLOCK_CHANNELS, ALIGN,
                 )  # fmt: skip
             else:
-                next_one = _statistics(mean, rstd, gamma, coming, channels, eps, GROUP, VARIANCE)
+                next_one = statistics_of(mean, rstd, gamma, coming, channels, eps, GROUP, VARIANCE)
                 if FORMULA.acts:
                     bias = next_bias
-                    next_bias = _bias(beta, coming, channels, GROUP)
+                    next_bias = bias_of(beta, coming, channels, GROUP)
         elif FORMULA.forward:
-            centre, rs, factor = _offered(
+            centre, rs, factor = base_and_weights(
                 x, gamma, beta, slab, chan, steps, channels, GROUP, PIXELS, BLOCK_CHANNELS, ALIGN
             )  # fmt: skip
         else:
-            centre, rs, factor = _statistics(
+            centre, rs, factor = statistics_of(
                 mean, rstd, gamma, which, channels, eps, GROUP, VARIANCE
             )
             if FORMULA.acts:
-                bias = _bias(beta, which, channels, GROUP)
+                bias = bias_of(beta, which, channels, GROUP)
         if not FORMULA.forward:
             factor *= rs
             dy_factor = factor
@@ -383,13 +261,13 @@ def plane_slabs(
         if BLOCK_CHANNELS > 1:
             col_chan = cols % PLANE // PIXELS
         if FORMULA.forward:
-            near, gain, bias = centre, rs, factor
+            mean_base, weight, bias = centre, rs, factor
             if BLOCK_CHANNELS > 1:
-                centre, _ = _spread(near, near, col_chan)
+                centre, _ = spread(mean_base, mean_base, col_chan)
         elif BLOCK_CHANNELS > 1:
-            centre, dy_factor = _spread(centre, dy_factor, col_chan)
+            centre, dy_factor = spread(centre, dy_factor, col_chan)
             if FORMULA.acts:
-                bias, _ = _spread(bias, bias, col_chan)
+                bias, _ = spread(bias, bias, col_chan)
         if GROUP:
             group_start = (slab if EACH else slab % split) * (rows // pieces)
             for chunk in gl.static_range(CHUNKS):
@@ -412,9 +290,7 @@ def plane_slabs(
                 await_turn(base + slot * 8, (odd + rounds) & 1)
                 at_x = place + slot * (2 * TILE)
                 at_dy = at_x + TILE
-                if (
-                    chunk >= FULL_TILES or not ROWS_FILL_TILE
-                ):  # a thread without an element reads zeros
+                if chunk >= FULL_TILES or not ROWS_FILL_TILE:  # lanes without one read zeros
                     if chunk >= FULL_TILES:
                         seen = (now[0], share, rows, pieces, magic, piece, run, 0, local, vectors)
                         _, mask = elements_of(
@@ -492,11 +368,11 @@ def plane_slabs(
             if FORMULA.forward:
                 parts = parts_of(FORMULA, found, centre)
                 if BLOCK_CHANNELS == 1:
-                    whole = merged(FORMULA, _line_of(parts), 0)
+                    whole = merged(FORMULA, line_of(parts), 0)
                     sum_d, sum_dt = whole[1], whole[2]
                 else:
                     parts = merged(FORMULA, parts, 0)
-                    whole = _merge_channels(FORMULA, parts, bins, PLANE, PIXELS, BLOCK_CHANNELS)
+                    whole = merge_channels(FORMULA, parts, bins, PLANE, PIXELS, BLOCK_CHANNELS)
                     sum_d = gl.convert_layout(whole[1], gl.SliceLayout(0, box))
                     sum_dt = gl.convert_layout(whole[2], gl.SliceLayout(0, box))
             elif GROUP:
@@ -507,7 +383,7 @@ def plane_slabs(
                 )
             else:
                 sum_d, sum_dt = sum_pairs(sum_d, sum_dt, 0)
-                sum_d, sum_dt = _sum_channels(sum_d, sum_dt, bins, PLANE, PIXELS, BLOCK_CHANNELS)
+                sum_d, sum_dt = sum_channels(sum_d, sum_dt, bins, PLANE, PIXELS, BLOCK_CHANNELS)
                 sum_d = gl.convert_layout(sum_d, gl.SliceLayout(0, box))
                 sum_dt = gl.convert_layout(sum_dt, gl.SliceLayout(0, box))
             if not SOLO:
@@ -540,7 +416,7 @@ def plane_slabs(
                 total_d, total_dt = unpack_pair(got)
                 if FORMULA.forward:
                     sizes = (share, rows, magic, pieces, piece, run)
-                    met = _elements_of(partner, sizes, before, plane_step, ALIGN, WIDE, WINDOW)
+                    met = elements_in(partner, sizes, before, plane_step, ALIGN, WIDE, WINDOW)
                     met = gl.where(partner < team, met, 0.0)
                     _, total_d, total_dt = merged(FORMULA, (met, total_d, total_dt), 0)
                 else:
@@ -553,7 +429,7 @@ def plane_slabs(
                 total_d, total_dt = unpack_pair(got)
                 if FORMULA.forward:
                     sizes = (share, rows, magic, pieces, piece, run)
-                    met = _elements_of(partner, sizes, before, plane_step, ALIGN, WIDE, WINDOW)
+                    met = elements_in(partner, sizes, before, plane_step, ALIGN, WIDE, WINDOW)
                     met *= 1.0 / BLOCK_CHANNELS
                     met = gl.where(partner < team, met, 0.0)
                     _, total_d, total_dt = merged(
@@ -566,20 +442,20 @@ def plane_slabs(
                     None, None, mean, rstd, old_mean, old_variance, new_mean, new_variance
                 )  # fmt: skip
                 rs = 1.0 / tl.sqrt(total_dt / count + eps)
-                centre, dy_factor = near + total_d, rs * gain
+                centre, dy_factor = mean_base + total_d, rs * weight
                 if member == 0:
                     moments = (count + total_d * 0.0, centre, total_dt)
                     store_statistics(results, which, moments, momentum, eps, None, VARIANCE)
                 if BLOCK_CHANNELS > 1:
-                    centre, dy_factor = _spread(centre, dy_factor, col_chan)
-                    bias, _ = _spread(bias, bias, col_chan)
+                    centre, dy_factor = spread(centre, dy_factor, col_chan)
+                    bias, _ = spread(bias, bias, col_chan)
             else:
                 if not GROUP and member == 0:
                     store_as(dbeta, which, total_d, None)
                     store_as(dgamma, which, total_dt * rs, None)
                 x_factor, constant = coefficients(FORMULA, rs, factor, total_d, total_dt, count)
                 if BLOCK_CHANNELS > 1:
-                    x_factor, constant = _spread(x_factor, constant, col_chan)
+                    x_factor, constant = spread(x_factor, constant, col_chan)
         now = (opaque_copy(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
         origin, before = cut_origin(origin_of(slab, steps, ALIGN), WINDOW)
         target = dx + origin

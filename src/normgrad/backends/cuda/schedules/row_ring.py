@@ -316,7 +316,7 @@ def whole_rows(
     at_x = ring_at(first_x + vectors * ITEM, BYTES)
     at_dy = ring_at(first_dy + vectors * ITEM, BYTES)
     if FORMULA.forward:
-        at_near = ring_at(HEAD + local * (COLS * ITEM), BYTES)
+        at_row_base = ring_at(HEAD + local * (COLS * ITEM), BYTES)
     last_x, last_dy = at_x, at_dy
     if CUT < CHUNKS:
         vectors = gl.minimum(vectors, COLS - CUT * CHUNK - VECTOR)
@@ -395,7 +395,7 @@ def whole_rows(
                         next_gamma = next_gamma + (sums_gamma[chunk] + product,)
                         next_beta = next_beta + (sums_beta[chunk] + wide,)
         if FORMULA.forward:
-            near = read(at_near + origin, x, 1).to(tl.float32)
+            row_base = read(at_row_base + origin, x, 1).to(tl.float32)
         else:
             if GAMMA_PER_ROW or dx is not None:
                 row_d, row_dt = sum_pairs(sum_d, sum_dt, 1)
@@ -432,7 +432,7 @@ def whole_rows(
             results = (dx, mean, rstd)
             places = (row, end, column, length)
             _normalize(
-                xs, near, results, places, dx_row, weights, biases, inverse, eps,
+                xs, row_base, results, places, dx_row, weights, biases, inverse, eps,
                 FORMULA, VARIANCE, CHUNK, CHUNKS, CUT, FULL_SETS, GAMMA_PER_ROW, ALIGN,
             )  # fmt: skip
         elif dx is not None:
