@@ -44,7 +44,7 @@ def base_and_weights(
     x, gamma, beta, slab, chan, steps, count, GROUP: tl.constexpr, PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """The same for a forward formula: the base of the mean, gamma and beta."""
+    """For a forward formula: the base of the mean, gamma and beta."""
     which = slab * CHANNELS + chan
     ok = which < count
     base = tl.load(x + origin_of(slab, steps, ALIGN) + chan * PIXELS, mask=ok, other=0.0)

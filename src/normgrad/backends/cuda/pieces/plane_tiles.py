@@ -74,8 +74,8 @@ def window_of(
     _, _, _, pieces, _, piece, run, plane_step, _, cols = part
     index: tl.constexpr = tl.int64 if WIDE else tl.int32
     row, plane, ok = rows_of(part, chunk, ROWS)
-    rest = opaque_copy(rest)  # made here, else it is spilled
-    start = plane.to(index) * plane_step * ALIGN + rest
+    at_plane = plane.to(index) * plane_step * ALIGN
+    start = at_plane + opaque_copy(rest)  # made here, else it is spilled
     at, low, high = window(start[:, None], run * ALIGN, WINDOW)
     inside = ((row - plane * pieces) * piece * WINDOW)[:, None] + cols[None, :]
     mask = ok[:, None] & (cols < piece * WINDOW)[None, :] & vectors_inside(inside, high, WINDOW)
