@@ -143,7 +143,7 @@ def column_streams(
     loads = REGISTER_TILES + 2 * stream - kept  # of the ring, for a slab
     ring = (stream, loads)
     zero = slabs * 0
-    unknown = parts >> 30  # 0
+    runtime_zero = parts >> 30  # 0
     strip = strip_of(first_slab, part, ALIGN)
     for ahead in tl.range(0, DEPTH):  # fewer than the loads of a slab
         number = _turned(zero + ahead, ring, REGISTER_TILES, FIXED)
@@ -266,8 +266,8 @@ def column_streams(
         for visit in gl.static_range(REGISTER_TILES):
             if PHASE % 2 == 0:
                 wide = (
-                    rewiden_opaquely(held[visit][0], unknown),
-                    rewiden_opaquely(held[visit][1], unknown),
+                    rewiden_opaquely(held[visit][0], runtime_zero),
+                    rewiden_opaquely(held[visit][1], runtime_zero),
                 )
                 write_tile(dx, wide, factors, strip, visit, step, local, cols, FORMULA, ROWS, ALIGN)
         turn = (turn + loads) % DEPTH

@@ -152,7 +152,7 @@ def column_slabs(
     # Slabs ahead that the place of the first tile behind the held ones, and of the last, goes to.
     FIRST_AHEAD: tl.constexpr = (REGISTER_TILES + DEPTH) // CHUNKS
     LAST_AHEAD: tl.constexpr = (CHUNKS - 1 + DEPTH) // CHUNKS
-    unknown = parts >> 30  # 0
+    runtime_zero = parts >> 30  # 0
     for ahead in (gl.static_range if FEW else tl.range)(0, DEPTH):
         early = strip_of(first_slab + ahead // CHUNKS * teams, part, ALIGN)
         copy_tile(data, ahead, early, ahead % CHUNKS, row_step, ROWS, COLS, ALIGN)
@@ -279,8 +279,8 @@ def column_slabs(
         for chunk in gl.static_range(REGISTER_TILES):
             if WRITES:
                 wide = (
-                    rewiden_opaquely(held[chunk][0], unknown),
-                    rewiden_opaquely(held[chunk][1], unknown),
+                    rewiden_opaquely(held[chunk][0], runtime_zero),
+                    rewiden_opaquely(held[chunk][1], runtime_zero),
                 )
                 write_tile(dx, wide, factors, strip, chunk, step, local, cols, FORMULA, ROWS, ALIGN)
         turn = (turn + CHUNKS) % DEPTH

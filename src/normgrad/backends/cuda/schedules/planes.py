@@ -7,6 +7,9 @@ A team of blocks holds a slab in shared memory, in CHUNKS tiles each: a block ad
 they arrive, publishes the sums, waits for its partners', and writes dx tile by tile. Each tile
 that is done makes room for one of the next slab, whose copy starts at once. Three trips to memory
 instead of five.
+
+Sums of a gradient's two terms are ``_d`` and ``_dt``: of a row, of a block (``sum_``), of the slab
+(``total_``). Forward they are the distance of the mean from its base and the squared distances.
 """
 
 import triton.language as tl
@@ -223,7 +226,7 @@ def plane_slabs(
                 next_bias = bias_of(beta, which, channels, GROUP)
     turn = slabs * 0
     odd = slabs * 0  # whether the first slot's turn is
-    zero = share >> 30
+    runtime_zero = share >> 30
     for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
         now = (opaque_copy(first), share, rows, pieces, magic, piece, run, plane_step, local, cols)
         weights = ()
@@ -483,13 +486,13 @@ def plane_slabs(
                 )
                 t = FORMULA.centred(widen(tile_x), centre)
                 if FORMULA.forward:
-                    above = biases[rest + REGISTER_TILES][:, None] if GROUP else bias
-                    result = output(FORMULA, t, row_factor, above)
+                    row_bias = biases[rest + REGISTER_TILES][:, None] if GROUP else bias
+                    result = output(FORMULA, t, row_factor, row_bias)
                 else:
                     d = widen(tile_dy)
                     if FORMULA.acts:
-                        above = biases[rest + REGISTER_TILES][:, None] if GROUP else bias
-                        d = through(FORMULA, d, t, row_factor, above)
+                        row_bias = biases[rest + REGISTER_TILES][:, None] if GROUP else bias
+                        d = through(FORMULA, d, t, row_factor, row_bias)
                     result = FORMULA.element(d, t, row_factor, x_factor, constant)
                 write_tile(
                     target, result, now, rest + REGISTER_TILES, before, ROWS, PLANE, ALIGN, WIDE,
@@ -505,15 +508,15 @@ def plane_slabs(
             if PHASE != 1:
                 row_factor = weights[chunk][:, None] * dy_factor if GROUP else dy_factor
                 if FORMULA.forward:
-                    above = biases[chunk][:, None] if GROUP else bias
-                    t = FORMULA.centred(rewiden_opaquely(held_x[chunk], zero), centre)
-                    result = output(FORMULA, t, row_factor, above)
+                    row_bias = biases[chunk][:, None] if GROUP else bias
+                    t = FORMULA.centred(rewiden_opaquely(held_x[chunk], runtime_zero), centre)
+                    result = output(FORMULA, t, row_factor, row_bias)
                 else:
-                    d = rewiden_opaquely(held_dy[chunk], zero)
-                    t = FORMULA.centred(rewiden_opaquely(held_x[chunk], zero), centre)
+                    d = rewiden_opaquely(held_dy[chunk], runtime_zero)
+                    t = FORMULA.centred(rewiden_opaquely(held_x[chunk], runtime_zero), centre)
                     if FORMULA.acts:
-                        above = biases[chunk][:, None] if GROUP else bias
-                        d = through(FORMULA, d, t, row_factor, above)
+                        row_bias = biases[chunk][:, None] if GROUP else bias
+                        d = through(FORMULA, d, t, row_factor, row_bias)
                     result = FORMULA.element(d, t, row_factor, x_factor, constant)
                 write_tile(
                     target, result, now, chunk, before, ROWS, PLANE, ALIGN, WIDE, EQUAL_ROWS,
