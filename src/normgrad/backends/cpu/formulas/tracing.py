@@ -21,7 +21,7 @@ from numba.core.typing.templates import (
 from numba.extending import models, register_model, typeof_impl
 
 from normgrad.backends.cpu.formulas.formula import Formula
-from normgrad.backends.cpu.vectors.arithmetic import LanesType, allow_as_constant, spread
+from normgrad.backends.cpu.vectors.arithmetic import LanesType, opaque_constant, spread
 
 _all_types: Any = types  # names that mypy does not see
 _TUPLES, _tuple_of = _all_types.BaseTuple, _all_types.Tuple
@@ -53,7 +53,7 @@ class _SlopedModel(models.PrimitiveModel):
 
 
 register_model(FormulaType)(models.OpaqueModel)
-allow_as_constant(FormulaType)
+opaque_constant(FormulaType)
 typeof_impl.register(Formula)(lambda value, context: FormulaType(value))
 
 

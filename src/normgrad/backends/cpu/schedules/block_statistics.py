@@ -15,9 +15,9 @@ from normgrad.backends.cpu.schedules.scalar import (
     place,
 )
 from normgrad.backends.cpu.vectors import (
+    hidden_constant,
     lanes,
     load_part,
-    opaque_constant,
     read,
     size_of,
     splat,
@@ -73,7 +73,7 @@ def distances(form, fmt, flat, params, addresses, workspace, sample, row, end, s
         x = row_at(params, addresses, workspace, slots.X, sample, row)
         step = params[slots.X + slots.BY_INNER]
         add_rows(
-            form, fmt, flat, x, x, step, step, rows, columns, start, sums, opaque_constant(True),
+            form, fmt, flat, x, x, step, step, rows, columns, start, sums, hidden_constant(True),
             params[slots.FOUR_ROWS] != 0, params[slots.PREFETCH_AHEAD] != 0,
         )  # fmt: skip
         row += rows
@@ -135,11 +135,11 @@ def column_moments(form, flat, params, workspace, sample, column, part):
 @jit.inner
 def channel_statistics(form, flat, params, addresses, workspace, first, last):
     """Batch norm: statistics and factors of some channels, eight at a time."""
-    span, one = params[slots.WIDTH] * size_of(flat), opaque_constant(1)
+    span, one = params[slots.WIDTH] * size_of(flat), hidden_constant(1)
     for column in range(first, last, lanes(F64)):
         part = min(lanes(F64), last - column)
         mean, squares = column_moments(
-            form, flat, params, workspace, opaque_constant(0), column, part
+            form, flat, params, workspace, hidden_constant(0), column, part
         )
         rstd = own_statistics(params, addresses, workspace, column, one, part, mean, squares)
         rstd = form.given(rstd)
@@ -183,7 +183,7 @@ def group_statistics(form, flat, params, addresses, workspace, sample, first, la
         rstd = form.given(rstd)
         at = workspace + params[slots.AT_COEFFICIENTS] + sample * 5 * span
         at += group * channels * size_of(flat)
-        end, one = (group + 1) * channels, opaque_constant(1)
+        end, one = (group + 1) * channels, hidden_constant(1)
         before = sample * params[slots.OWN_GROUPS] * channels  # parameters of other samples
         for column in range(group * channels, end, lanes(F64)):
             part = min(lanes(F64), end - column)

@@ -33,9 +33,9 @@ from normgrad.backends.cpu.schedules.slabs import known
 from normgrad.backends.cpu.vectors import (
     fence,
     float_of,
+    hidden_constant,
     lanes,
     load_part,
-    opaque_constant,
     read,
     size_of,
     splat,
@@ -121,7 +121,7 @@ def write_blocks(form, fmt, flat, params, addresses, workspace, first, last, ask
 def channel_factors(form, flat, params, addresses, workspace, first, last):
     """Batch norm: results and factors of some channels from their sums, eight at a time."""
     span = params[slots.WIDTH] * size_of(flat)
-    elements, one = splat(F64, count(params, workspace)), opaque_constant(1)
+    elements, one = splat(F64, count(params, workspace)), hidden_constant(1)
     share = splat(F64, share_of_dy(params))
     for column in range(first, last, lanes(F64)):
         part = min(lanes(F64), last - column)
@@ -222,7 +222,7 @@ def spread(form, flat, params, addresses, workspace, sample):
                     write(flat, target + 2 * span, v[2])
                 target += size_of(flat)
         return
-    one = opaque_constant(1)
+    one = hidden_constant(1)
     for column in range(0, columns, lanes(F64)):
         part = min(lanes(F64), columns - column)
         mean = entries(params, addresses, workspace, slots.MEAN, column, one, part, 0.0)
@@ -285,8 +285,8 @@ def write_row_blocks(formula, fmt, flat):
             workspace,
             first,
             last,
-            opaque_constant(0),
-            opaque_constant(0),
+            hidden_constant(0),
+            hidden_constant(0),
         )
         return 0
 
@@ -305,14 +305,14 @@ def whole_samples(formula, fmt, flat):
         if own:
             block_moments(form, fmt, flat, params, addresses, workspace, block, block + blocks)
             group_statistics(
-                form, flat, params, addresses, workspace, sample, opaque_constant(0), columns
+                form, flat, params, addresses, workspace, sample, hidden_constant(0), columns
             )
         else:
             spread(form, flat, params, addresses, workspace, sample)
             block_sums(form, fmt, flat, params, addresses, workspace, block, block + blocks)
-            join_columns(flat, params, workspace, sample, opaque_constant(0), columns)
+            join_columns(flat, params, workspace, sample, hidden_constant(0), columns)
             group_factors(
-                form, flat, params, addresses, workspace, sample, opaque_constant(0), columns
+                form, flat, params, addresses, workspace, sample, hidden_constant(0), columns
             )
         ask_dy = 0
         ask_x = 0

@@ -15,11 +15,11 @@ from normgrad.backends.cpu.schedules.scalar import (
 from normgrad.backends.cpu.schedules.segments import ask, rounded, two_sum_result, two_sum_step
 from normgrad.backends.cpu.vectors import (
     four_totals,
+    hidden_constant,
     lane_of,
     lanes,
     load,
     load_part,
-    opaque_constant,
     read,
     size_of,
     splat,
@@ -187,7 +187,7 @@ def four_moments(
                 mean, squares = with_lane(mean, lane, one[0]), with_lane(squares, lane, one[1])
     apart = params[slots.GROUPS]
     rstd = own_statistics(
-        params, addresses, workspace, row, apart, opaque_constant(4), mean, squares
+        params, addresses, workspace, row, apart, hidden_constant(4), mean, squares
     )
     rstd = form.given(rstd)
     store(F64, factors, mean)
@@ -208,7 +208,7 @@ def four_factors(
 ):  # fmt: skip
     """The same of four rows that are not long: their lanes are added up together."""
     columns = params[slots.WIDTH]
-    apart, four = params[slots.GROUPS], opaque_constant(4)
+    apart, four = params[slots.GROUPS], hidden_constant(4)
     store(F64, factors, entries(params, addresses, workspace, slots.MEAN, row, apart, four, 0.0))
     rstd = inverse_deviations(params, addresses, workspace, row, apart, four)
     store(F64, factors + RSTD, rstd)

@@ -28,10 +28,10 @@ from normgrad.backends.cpu.schedules.segments import ask
 from normgrad.backends.cpu.vectors import (
     fence,
     float_of,
+    hidden_constant,
     lanes,
     load,
     load_part,
-    opaque_constant,
     prefetch,
     read,
     size_of,
@@ -316,7 +316,7 @@ def rows(formula, fmt, flat, wide, wide_flat, short, beside=False):
         streaming = params[slots.STREAM_DX] != 0
         asking = params[slots.PREFETCH_NEXT_TASK] != 0
         beside_step = params[slots.BESIDE + slots.BY_OUTER]
-        no = opaque_constant(False)
+        no = hidden_constant(False)
         inverse = 1.0 / count(params, workspace)
         share = inverse * share_of_dy(params)
         factors = workspace + params[slots.AT_COEFFICIENTS]
@@ -448,7 +448,7 @@ def column_blocks_of_rows(formula, fmt, flat):
         beta = place(params, addresses, workspace, argument + 2) + given
         asking = params[slots.PREFETCH_NEXT_TASK] != 0
         adding = params[slots.SUM_DY] != 0
-        no, none = opaque_constant(False), opaque_constant(0)
+        no, none = hidden_constant(False), hidden_constant(0)
         row = 0
         if not (params[slots.SUM_XMU] or form.fused()):
             add_dy(fmt, flat, dy, dy_step, rows, part, sums)
@@ -460,7 +460,7 @@ def column_blocks_of_rows(formula, fmt, flat):
                 row_statistics(params, addresses, workspace, statistic, factors + one * 8)
             second_pass(
                 form, fmt, flat, flat, dy, x, none, dy_step, x_step, none, gamma, beta, sums, apart,
-                part, factors, some, no, adding, opaque_constant(True), no, asking, (), (),
+                part, factors, some, no, adding, hidden_constant(True), no, asking, (), (),
             )  # fmt: skip
             dy += some * dy_step
             x += some * x_step

@@ -12,10 +12,10 @@ from normgrad.backends.cpu.schedules.segments import splats
 from normgrad.backends.cpu.vectors import (
     fence,
     float_of,
+    hidden_constant,
     lanes,
     load,
     load_part,
-    opaque_constant,
     put_byte,
     size_of,
     splat,
@@ -124,7 +124,7 @@ def shortcut_factors(flat):
     """The task that lays mean, a and beta out for every channel."""
 
     def shortcut_factors_task(params, addresses, workspace, argument, index, after):
-        one, columns = opaque_constant(1), params[slots.CHANNELS]
+        one, columns = hidden_constant(1), params[slots.CHANNELS]
         span = columns * size_of(flat)
         target = workspace + params[argument + slots.AFTER_FACTORS]
         for column in range(0, columns, lanes(F64)):

@@ -22,9 +22,9 @@ from normgrad.backends.cpu.schedules.slab_units import parameters_of, slab_place
 from normgrad.backends.cpu.schedules.slabs import sums_address
 from normgrad.backends.cpu.vectors import (
     float_of,
+    hidden_constant,
     lane_of,
     lanes,
-    opaque_constant,
     read,
     size_of,
     splat,
@@ -105,7 +105,7 @@ def write_eight(form, fmt, flat, params, dy, x, dx, part, factors):
 @jit.inner
 def eight_known(form, flat, params, addresses, workspace, slab, group, part, factors):
     """What the sums of up to eight slabs know of their factors."""
-    one = opaque_constant(1)  # they lie side by side
+    one = hidden_constant(1)  # they lie side by side
     mean = entries(params, addresses, workspace, slots.MEAN, slab, one, part, 0.0)
     store_rounded(flat, factors, mean, lanes(F64))
     if form.fused():
@@ -120,7 +120,7 @@ def eight_known(form, flat, params, addresses, workspace, slab, group, part, fac
 def eight_moments(form, fmt, flat, params, addresses, workspace, slab, group, x, part, factors):
     """Statistics of up to eight slabs, and their factors."""
     step, length = distance(params, slots.X), params[slots.INNER]
-    elements, one = splat(F64, np.float64(length)), opaque_constant(1)
+    elements, one = splat(F64, np.float64(length)), hidden_constant(1)
     for lane in range(part):
         write(flat, factors + lane * size_of(flat), form.start(read(fmt, x + lane * step)))
     start = load_wide(flat, factors, part)
@@ -152,7 +152,7 @@ def eight_factors(
     form, flat, params, addresses, workspace, slab, outer, group, part, sum_dy, sum_xmu, factors
 ):  # fmt: skip
     """Results of up to eight slabs from their sums, and the factors that these make."""
-    one, own_group = opaque_constant(1), parameters_of(params, outer, group)
+    one, own_group = hidden_constant(1), parameters_of(params, outer, group)
     rstd = inverse_deviations(params, addresses, workspace, slab, one, part)
     gamma = entries(params, addresses, workspace, slots.GAMMA, own_group, one, part, 1.0)
     dy_factor = rstd * gamma

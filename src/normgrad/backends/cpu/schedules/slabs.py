@@ -40,10 +40,10 @@ from normgrad.backends.cpu.vectors import (
     fence,
     fills_line,
     float_of,
+    hidden_constant,
     lanes,
     load,
     load_pair,
-    opaque_constant,
     read,
     size_of,
     splat,
@@ -90,7 +90,7 @@ def write_streamed_dense(
     step = lanes(fmt) * size_of(fmt)
     nbytes = params[slots.INNER] * size_of(fmt)
     segment = params[slots.SEGMENTS] - 1
-    column = parameter(params, group, opaque_constant(0))
+    column = parameter(params, group, hidden_constant(0))
     after = mean, 0.0, 0.0, x_factor, constant
     final = True
     while segment >= 0:
@@ -145,7 +145,7 @@ def write_cached(
     x_factor, constant,
 ):  # fmt: skip
     """What is written through the cache, of segments with an ``dy_factor`` each."""
-    column = parameter(params, group, opaque_constant(0))
+    column = parameter(params, group, hidden_constant(0))
     for segment in range(first, first + segments):
         factors = all_factors(
             form, params, addresses, workspace, mean, rstd, column + segment, x_factor, constant
@@ -162,7 +162,7 @@ def write_group(
     x_factor, constant
 ):  # fmt: skip
     """What is written of a slab of which each segment has an ``dy_factor``, the last one first."""
-    none = opaque_constant(0)
+    none = hidden_constant(0)
     if params[slots.STREAM_ACROSS_SEGMENTS]:
         write_streamed_dense(
             form,
@@ -191,7 +191,7 @@ def write_group(
                 form, params, addresses, workspace, mean, rstd, column + segment, x_factor, constant
             )
             write_segments(
-                form, fmt, params, dy, x, dx, segment, opaque_constant(1), length, v, none, none
+                form, fmt, params, dy, x, dx, segment, hidden_constant(1), length, v, none, none
             )
 
 
@@ -224,7 +224,7 @@ def write_segments(
 @jit.inlined
 def sums_address(params, workspace, outer, group):
     """Where group norm keeps the sums of a slab's first channel for its parameters."""
-    column = outer * 2 * params[slots.COLUMNS] + parameter(params, group, opaque_constant(0))
+    column = outer * 2 * params[slots.COLUMNS] + parameter(params, group, hidden_constant(0))
     return workspace + params[slots.AT_SUMS] + column * 8
 
 
@@ -274,7 +274,7 @@ def segment_sums(
             at = first * size_of(fmt) + segment * dy_step
             at_x = first * size_of(fmt) + segment * x_step
             some = needed_sums(
-                form, fmt, params, dy + at, x + at_x, opaque_constant(1), part, factors
+                form, fmt, params, dy + at, x + at_x, hidden_constant(1), part, factors
             )
             one, rest = two_sum_step(fmt, one, rest, some[0])
             other, other_rest = two_sum_step(fmt, other, other_rest, some[1])
@@ -327,9 +327,9 @@ def gamma_weighted_sums(fmt, params, addresses, workspace, group, kept, rstd):
     """Both sums of a slab of group norm from those of its channels, which gamma weighs."""
     sum_dy, rest_dy = zero(F64), zero(F64)
     sum_xmu, rest_xmu = zero(F64), zero(F64)
-    column = parameter(params, group, opaque_constant(0))
+    column = parameter(params, group, hidden_constant(0))
     second = params[slots.COLUMNS] * 8
-    inverse, side_by_side = splat(F64, rstd), opaque_constant(1)
+    inverse, side_by_side = splat(F64, rstd), hidden_constant(1)
     for segment in range(0, params[slots.SEGMENTS], lanes(F64)):
         part = min(lanes(F64), params[slots.SEGMENTS] - segment)
         at = kept + segment * 8
@@ -362,7 +362,7 @@ def slabs(formula, fmt, by_row):
             dy = slab_start(params, addresses, workspace, slots.DY, outer, group)
             x = slab_start(params, addresses, workspace, slots.X, outer, group)
             own_group = parameters_of(params, outer, group)
-            column = parameter(params, own_group, opaque_constant(0))
+            column = parameter(params, own_group, hidden_constant(0))
             sum_dy = 0.0
             sum_xmu = 0.0
             if own:
@@ -378,7 +378,7 @@ def slabs(formula, fmt, by_row):
                     if params[slots.SUM_DY]:
                         segment_sums(
                             form, fmt, params, addresses, workspace, column, dy, x, segments,
-                            inner, mean, rstd, kept, opaque_constant(8), second,
+                            inner, mean, rstd, kept, hidden_constant(8), second,
                         )  # fmt: skip
                         sum_dy, sum_xmu = gamma_weighted_sums(
                             fmt, params, addresses, workspace, own_group, kept, rstd
@@ -411,7 +411,7 @@ def slabs(formula, fmt, by_row):
                         form, params, addresses, workspace, mean, rstd, column, x_factor, constant
                     )
                     write_segments(
-                        form, fmt, params, dy, x, dx, opaque_constant(0), segments, inner, factors,
+                        form, fmt, params, dy, x, dx, hidden_constant(0), segments, inner, factors,
                         ask_dy, ask_x,
                     )  # fmt: skip
             group += 1

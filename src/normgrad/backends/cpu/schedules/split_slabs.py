@@ -29,7 +29,7 @@ from normgrad.backends.cpu.schedules.slabs import (
     write_cached,
     write_segments,
 )
-from normgrad.backends.cpu.vectors import fence, float_of, opaque_constant, read, size_of, write
+from normgrad.backends.cpu.vectors import fence, float_of, hidden_constant, read, size_of, write
 from normgrad.backends.cpu.vectors.formats import F64
 
 
@@ -67,7 +67,7 @@ def sum_pieces(formula, fmt, by_row):
             to = parts + (part + first // params[slots.SPLIT_ELEMENTS]) * 16
             segment_sums(
                 form, fmt, params, addresses, workspace, column, dy, x, segments, length, mean,
-                rstd, to, per_segment * 16, opaque_constant(8),
+                rstd, to, per_segment * 16, hidden_constant(8),
             )  # fmt: skip
         else:
             factors = known(form, params, addresses, workspace, mean, rstd, column)
@@ -124,8 +124,8 @@ def write_pieces(formula, fmt, by_row):
                 together,
                 length,
                 v,
-                opaque_constant(0),
-                opaque_constant(0),
+                hidden_constant(0),
+                hidden_constant(0),
             )
         if params[slots.STREAM_DX]:
             fence()

@@ -55,12 +55,12 @@ def _typeof_format(value, context):
     return FormatType(value)
 
 
-def allow_as_constant(kind):
+def opaque_constant(kind):
     """Let kernels name values that are nothing but their type."""
     lower_constant(kind)(lambda context, builder, type_, value: context.get_dummy_value())
 
 
-allow_as_constant(FormatType)
+opaque_constant(FormatType)
 
 
 def lanes_of(fmt):
@@ -98,7 +98,7 @@ def size_of(typingctx, fmt):
 
 
 @intrinsic
-def opaque_constant(typingctx, value):
+def hidden_constant(typingctx, value):
     """Hides a constant from Numba, which compiles what is called anew for every constant."""
     kind = types.unliteral(value)
 
