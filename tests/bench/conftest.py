@@ -9,7 +9,7 @@ from normgrad import cli
 
 @pytest.fixture(scope="session", autouse=True)
 def small_copies():
-    """Copies of a few KB: the floor of a run decides nothing here, and takes 2 s of each.
+    """Copies of a few KB: the limit of a run decides nothing here, and takes 2 s of each.
 
     `test_plain_text_in_a_pipe` measures in a process of its own, with copies of the true size.
     """

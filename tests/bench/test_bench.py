@@ -156,7 +156,7 @@ def test_a_wrong_result_is_shown_and_not_timed(install, tmp_path, capsys):
 def test_other_bits_after_the_timed_runs_are_wrong(install, capsys):
     install(Fickle())
     assert cli.main([*SMALL, "--backend", "reference"]) == 1
-    assert "other bits after the timed runs" in capsys.readouterr().out
+    assert "different bits after the timed runs" in capsys.readouterr().out
 
 
 class WrongPeer:
@@ -240,7 +240,7 @@ def test_a_peer_that_changes_its_operands_is_wrong_and_nobody_else(role, monkeyp
     assert cli.main([*SMALL, *options]) == 0
     out = capsys.readouterr().out
     assert f"contiguous 111: wrong: it changed its operand {role}" in out
-    assert "other bits" not in out
+    assert "different bits" not in out
     assert "torch: layer_norm_backward" not in out  # its own results are right
 
 
@@ -375,5 +375,5 @@ def test_a_run_stopped_by_hand_shows_what_it_has(monkeypatch, capsys, tmp_path):
     path = tmp_path / "run.json"
     options = ["--shape", "8x32", "--backend", "reference", "--json", str(path)]
     assert cli.main([*SMALL, *options]) == 1
-    assert "stopped by hand at layer_norm_backward 8x32" in capsys.readouterr().out
+    assert "interrupted at layer_norm_backward 8x32" in capsys.readouterr().out
     assert len(json.loads(path.read_text(encoding="utf-8"))["rows"]) == 1

@@ -88,7 +88,7 @@ def test_tensors_with_a_graph_are_numbers_too(dtype, capsys):
     ("function", "words"),
     [
         ("without_the_mean", " times the error bound, "),
-        ("of_the_moment", "other bits in 3 runs"),
+        ("of_the_moment", "different bits in 3 runs"),
         ("in_place", "36 cases, first layer_norm_backward/rows float32: it changed its operand x"),
         ("of_another_shape", "TypeError: dx has shape"),
         ("of_another_type", "TypeError: dx is of type float64, should be float32"),

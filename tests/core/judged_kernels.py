@@ -134,26 +134,26 @@ def _compute(problem, wrong):
         xhat = x * rstd - mean * rstd
     values = {"dgamma": total(dy * xhat, (0, 3)), "dbeta": total(dy, (0, 3))}
     channel = geometry.statistic == "channel"
-    inside, outside = (one, rstd * gamma) if channel else (gamma, rstd)
+    weight, factor = (one, rstd * gamma) if channel else (gamma, rstd)
     if wrong == "weight-outside" and not channel:
-        inside, outside = one, rstd * gamma
-    g = dy * inside
+        weight, factor = one, rstd * gamma
+    g = dy * weight
     if op is Op.BATCH_NORM_ELEMT_BACKWARD:
         counts = of["counter"][1:] if wrong == "unused-first-rank" else of["counter"]
-        offset, slope = of["sum_dy"] / counts.sum(), of["sum_dy_xmu"] * rstd / counts.sum()
+        mean_d, mean_dt = of["sum_dy"] / counts.sum(), of["sum_dy_xmu"] * rstd / counts.sum()
     else:
         count = geometry.channels if wrong == "swapped-count" else geometry.count
-        offset, slope = (
+        mean_d, mean_dt = (
             total(term, geometry.statistic_axes) / x.dtype.type(count) for term in (g, g * xhat)
         )
-    offset = 0 * offset if wrong == "no-mean-term" or "mean" not in of else offset
-    slope = 0 * slope if wrong == "no-slope-term" else slope
+    mean_d = 0 * mean_d if wrong == "no-mean-term" or "mean" not in of else mean_d
+    mean_dt = 0 * mean_dt if wrong == "no-slope-term" else mean_dt
     if case.training or wrong == "inference-corrected":
-        dx = (g - offset - xhat * slope) * outside
+        dx = (g - mean_d - xhat * mean_dt) * factor
         if wrong == "second-term-only":
-            dx = g - offset - xhat * slope * outside
+            dx = g - mean_d - xhat * mean_dt * factor
     else:
-        dx = g * outside
+        dx = g * factor
     if wrong == "off-by-one-element" and dx.size > 1:
         dx.reshape(-1)[-1] = dx.reshape(-1)[-2]
     values["dx"] = dx

@@ -235,4 +235,6 @@ def test_a_backend_may_write_before_it_reads(op, over, install):
 def test_only_data_may_be_replaced_in_place(role, bounced):
     """A single row of layer norm has gamma's shape; a backend may read that again."""
     view = View(TensorSpec.contiguous((8,), "float32"), 4096, "cpu", None)
-    assert overlap.needs_bounce({"dx": view}, {role: view}, {}) == ({"dx"} if bounced else set())
+    assert overlap.results_needing_copies({"dx": view}, {role: view}, {}) == (
+        {"dx"} if bounced else set()
+    )

@@ -163,9 +163,9 @@ def test_memory_that_is_shared_from_some_call_on():
 @pytest.mark.parametrize("op", ["batch", "elemt", "layer", "group", "group-last"])
 @pytest.mark.parametrize("over", [0, 1], ids=["grad_out", "input"])
 def test_grad_input_in_place(op, shape, over, monkeypatch):
-    looks, found = [], cached_calls.needs_bounce
+    looks, found = [], cached_calls.results_needing_copies
     monkeypatch.setattr(
-        cached_calls, "needs_bounce", lambda *given: looks.append(given) or found(*given)
+        cached_calls, "results_needing_copies", lambda *given: looks.append(given) or found(*given)
     )
     call, shapes, operands = request(op, shape)
     want, numbers = call(), operands[over].clone()

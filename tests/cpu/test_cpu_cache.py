@@ -23,7 +23,7 @@ def kernel(value):
 
 def result(value):
     """What the kernel of a value gives, compiled or from the cache."""
-    made = jit.compiled(jit.ATTEND_SIGNATURE, kernel(value))
+    made = jit.compiled(jit.HELPER_LOOP_SIGNATURE, kernel(value))
     return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(made.address)(0)
 
 

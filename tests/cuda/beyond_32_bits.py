@@ -111,7 +111,7 @@ def test_more_channels_of_samples_than_32_bits_count(samples, kernel, device, mo
     mask = (False, False, True) if kernel == "parameters" else (True, False, False)
     options = {"groups": 32, "mask": mask, "device": device}
     found = launches(plan("group_norm_backward", f"{samples}x512", "bfloat16", **options))
-    step = next(one for one in found if one.kernel == f"sums.finish_{kernel}")
+    step = next(one for one in found if one.kernel == f"finish.finish_{kernel}")
     before = EDGE + 512  # where a sum that is too large for 32 bits would look
     partials = sparse(2 * samples * 512, torch.float32, before)
     partials[(samples - 1) * 512] = 1.0
@@ -120,7 +120,10 @@ def test_more_channels_of_samples_than_32_bits_count(samples, kernel, device, mo
     memory["rstd"] = sparse(samples * 32, torch.float32, 1 << 27)
     block, many = (samples - 1) * 32, {}
     if kernel == "parameters":
-        block, many = 0, {"PARTS": 1 << 18, "TIMES": -(-samples // (1 << 18))}  # few rounds
+        block, many = (
+            0,
+            {"JOIN_PARTS": 1 << 18, "JOIN_STEPS": -(-samples // (1 << 18))},
+        )  # few rounds
     run_block(step, block, memory, monkeypatch, **many)
     assert (dbeta[0] if kernel == "parameters" else totals[(samples - 1) * 32]) == 1.0
 

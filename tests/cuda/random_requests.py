@@ -7,7 +7,7 @@ import dataclasses
 import random
 import sys
 
-from host_mail import HostMail
+from host_areas import HostAreas
 
 from normgrad import verify
 from normgrad.backends.cuda import backend, device
@@ -58,7 +58,7 @@ def small_blocks(pick):
 
 def main(count, ops):
     pick, coin = random.Random(11), random.Random(12)
-    mail = HostMail()
+    areas = HostAreas()
     plans = {}
     blocks = plane_blocks._blocks, plane_blocks._flat_blocks
     held = larger = 0  # tiles in registers; slabs that do not fit in shared memory alone
@@ -75,12 +75,12 @@ def main(count, ops):
         made = small_blocks(pick) if small else blocks
         plane_blocks._blocks, plane_blocks._flat_blocks = made
         by_bulk = pick.random() < 0.6
-        planes._pays = lambda *_, answer=by_bulk: answer
+        planes._bulk_pays = lambda *_, answer=by_bulk: answer
         late_now = coin.random() < 0.5
-        planes._late = lambda *_, answer=late_now, **__: answer
+        planes._requests_after_publish = lambda *_, answer=late_now, **__: answer
         _make_plan.cache_clear()
         # Words that stay from call to call, as on a GPU's default stream, or the call's own.
-        backend.BACKEND.interpreted_mail = mail if turn % 2 else None
+        backend.BACKEND.interpreted_areas = areas if turn % 2 else None
         case = random_case(pick, ops, odd=turn >= count)
         problem = verify.make_problem(case, "float32", pick.randint(0, 9))
         for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
@@ -89,23 +89,27 @@ def main(count, ops):
         plans[program.strategy] = plans.get(program.strategy, 0) + 1
         sizes = [dict(getattr(step, "constants", ())) for step in program.steps]
         for one in sizes:
-            if one.get("WINDOW") and one.get("HELD"):
+            if one.get("WINDOW") and one.get("REGISTER_TILES"):
                 windows.add(case.op)
-            if one.get("LATE") and one.get("HELD"):
+            if one.get("REQUEST_AFTER_PUBLISH") and one.get("REGISTER_TILES"):
                 late.add((case.op, one["BULK"], one["CHUNKS"] > one["DEPTH"]))
             if one.get("BULK"):
-                full = one["FULL"] >= one["CHUNKS"]
-                bulk |= {("spans", min(one["SPANS"], 3)), ("even", one["EVEN"]), ("full", full)}
-                bulk |= {("exact", one["EXACT"]), ("more", one["CHUNKS"] > one["DEPTH"])}
-        held += any(one.get("HELD") for one in sizes)
-        larger += any(one.get("HELD") and one["CHUNKS"] > one["DEPTH"] for one in sizes)
+                full = one["FULL_TILES"] >= one["CHUNKS"]
+                bulk |= {
+                    ("spans", min(one["SPANS"], 3)),
+                    ("even", one["ROWS_FILL_TILE"]),
+                    ("full", full),
+                }
+                bulk |= {("exact", one["EQUAL_ROWS"]), ("more", one["CHUNKS"] > one["DEPTH"])}
+        held += any(one.get("REGISTER_TILES") for one in sizes)
+        larger += any(one.get("REGISTER_TILES") and one["CHUNKS"] > one["DEPTH"] for one in sizes)
     assert held > count // 5, f"{held} plans with tiles in registers"
     assert larger > count // 20, f"{larger} slabs too large for shared memory"
     if ops == BACKWARD:
         assert len(bulk) == 12, f"only these kinds of tiles by bulk copies: {sorted(bulk)}"
         assert len(windows) == 2, f"only these in windows: {windows}"
         assert len(late) >= 6, f"only these late: {late}"
-    assert mail.taken > count // 10, f"{mail.taken} plans with words that stay"
+    assert areas.taken > count // 10, f"{areas.taken} plans with words that stay"
     print(plans.get("resident planes", 0), "of", count)
 
 

@@ -17,20 +17,31 @@ pytest.importorskip("triton")
 # what is read gets there.
 TILES = ("ROWS", "COLS", "VECTOR", "WARPS")
 TEAMS = ("rows", "share", "pieces", "team", "SOLO", *TILES)
-COLUMNS = ("rows", "parts", "width", "bins", "pieces", "BINS", "SPANS", "STEP", "OWN", *TILES)
+COLUMNS = (
+    "rows",
+    "parts",
+    "width",
+    "bins",
+    "pieces",
+    "BINS",
+    "SPANS",
+    "STEP",
+    "TOTALS_COLUMNS",
+    *TILES,
+)
 DECIDE = {
     "row_ring.whole_rows": ("CHUNK", "CHUNKS", "STACKED", "SAMPLES", "PIXELS", *TILES),
     "planes.plane_slabs": ("piece", "TEAM", "WINDOW", "CHUNKS", *TEAMS),
     "columns.column_slabs": ("CHUNKS", "SOLO", *COLUMNS),
-    "column_streams.column_streams": ("stream", "HELD", "FIXED", *COLUMNS),
+    "column_streams.column_streams": ("stream", "REGISTER_TILES", "FIXED", *COLUMNS),
     "sums.plane_sums": ("splits", "planes", "pieces", "run", "WINDOW", *TILES),
     "sums.column_sums": ("splits", "blocks", "rows", "times", *TILES),
     "sums.unit_sums": ("run", *TILES),
-    "sums.finish_groups": ("splits", "CHANNELS", "SPLITS"),
-    "sums.finish_statistics": ("parts", "UNITS", "PARTS"),
+    "finish.finish_groups": ("splits", "CHANNELS", "SPLITS"),
+    "finish.finish_statistics": ("parts", "UNITS", "PARTS"),
 }
 # What adds up nothing, or nothing of dx.
-OTHERS = ("copy.", "apply.", "sums.finish_parameters")
+OTHERS = ("copy.", "apply.", "finish.finish_parameters")
 SHAPES = ("320x64x64", "640x32x32", "256x56x56", "1280x16x16", "512x14x14", "512x7x7", "96x17x17",
           "64x129x129", "128x512x512", "48x5", "30x9x9", "33x23x25", "512x1")  # fmt: skip
 SAMPLES = (1, 2, 3, 5, 7, 8, 12, 16, 33, 64, 200)

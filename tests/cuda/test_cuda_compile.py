@@ -264,10 +264,21 @@ def the_resident(program):
 
 def tile(step):
     sizes = dict(step.constants)
-    names = ("ROWS", "COLS", "CHUNK", "CHUNKS", "STAGES", "WARPS", "DEPTH", "HELD", "FIXED", "RING")
+    names = (
+        "ROWS",
+        "COLS",
+        "CHUNK",
+        "CHUNKS",
+        "STAGES",
+        "WARPS",
+        "DEPTH",
+        "REGISTER_TILES",
+        "FIXED",
+        "RING",
+    )
     return [
         sizes.get(name)
-        for name in (*names, "BLOCK_CHANNELS", "BINS", "STEP", "OWN", "SLOT", "PIXELS")
+        for name in (*names, "BLOCK_CHANNELS", "BINS", "STEP", "TOTALS_COLUMNS", "SLOT", "PIXELS")
     ]
 
 
@@ -413,7 +424,7 @@ def test_data_at_any_address_are_read_one_by_one(compiled):
 def test_a_step_beyond_the_last_row_does_not_overflow(compiled):
     """Rows just below 2**31: programs go on, and ask for data, up to 12672 rows further."""
     step = launches(plan("layer_norm_backward", "2147483640x1", "float32"))[-1]
-    assert dict(step.constants)["AHEAD"]
+    assert dict(step.constants)["PRELOAD_ROWS"]
     assert launch.signature_of(step)["rows"] == "i64"
     compiled(step, 90)
 
@@ -431,7 +442,7 @@ def test_every_kernel_is_compiled_here():
     met = {step.kernel for one in requests for step in launches(plan(*one))}
     met |= {"copy.transposed_copy"}  # above
     met |= {"copy.strided_copy"}  # in the interpreter's cases, as is copy.flat_copy
-    called = {"sums.join", "apply.applied"}
+    called = {"finish.join", "apply.applied"}
     called |= {"row_ring._store_columns", "row_ring._store_channels", "row_ring._sums_of"}
     written -= called
     met -= {"copy.clear_words"}  # in one line

@@ -20,18 +20,19 @@ def test_random_planes_in_small_blocks():
 COLUMNS = """
 import itertools
 import numpy as np
-from host_mail import HostMail
+from host_areas import HostAreas
 import normgrad as ng
 from normgrad.backends.cuda import backend, device
 from normgrad.backends.cuda.plan import column_cuts
 from normgrad.backends.cuda.plan.tiles import Block
+from normgrad.backends.cuda.plan.tuned import columns as tuned
 from normgrad.backends.cuda.run import interpret
 from normgrad.calls import cached_calls, dispatch
 from normgrad.core.plan import _make_plan
 
 # Blocks so small that small data have many tiles, parts, pieces and rounds.
-column_cuts._LEAST_BYTES = 16
-column_cuts._TWO_PASSES = 1e9  # they would be taken
+tuned.LEAST_ROW_BYTES = 16
+tuned.TWO_PASSES_US = 1e9  # they would be taken
 column_cuts._blocks = lambda data: (
     Block(1, 512, 6, 128, held=1),
     Block(1, 512, 5, 128, held=2),
@@ -41,12 +42,12 @@ column_cuts.settle = lambda data, device, _: column_cuts.choose(data, device)
 backend.INTERPRETER = device.Device("tiny", 90, 2, 65536, 26 << 10, 2048)
 rng = np.random.default_rng(5)
 every, run = column_cuts.cuts, interpret.interpret
-posts = itertools.cycle([HostMail(), None])
+areas = itertools.cycle([HostAreas(), None])
 
 
 def resident(program, spec, addresses, workspace, _):
     assert program.strategy == "resident columns"
-    run(program, spec, addresses, workspace, next(posts))
+    run(program, spec, addresses, workspace, next(areas))
 
 
 interpret.interpret = resident
@@ -64,7 +65,8 @@ def last(array):
 
 
 def kind(cut):
-    return (cut.team > 1, cut.spans > 1, cut.own, cut.rounds > 1, cut.tiles - cut.held <= 5)
+    few = cut.tiles - cut.held <= 5
+    return (cut.team > 1, cut.spans > 1, cut.totals_columns, cut.rounds > 1, few)
 
 
 def compare(shape, groups=None, dtype="f4"):
@@ -83,7 +85,7 @@ def compare(shape, groups=None, dtype="f4"):
     column_cuts.cuts = lambda *data: seen.extend(every(*data)) or seen[:1]
     forget()
     results("cuda")
-    cuts = {kind(cut): cut for cut in seen if cut.team > 1 or not cut.own}
+    cuts = {kind(cut): cut for cut in seen if cut.team > 1 or not cut.totals_columns}
     for cut in cuts.values():
         column_cuts.cuts = lambda *data: [cut]
         forget()
@@ -97,7 +99,7 @@ def compare(shape, groups=None, dtype="f4"):
 found = compare((57, 72)) + compare((3, 20, 7, 11)) + compare((200, 40), dtype="f2")
 found += compare((2, 40, 5, 9), 4) + compare((3, 24, 70), 2) + compare((5, 16, 9), 8)
 assert found > 20, found
-column_cuts._MANY_WORDS = column_cuts._MOST_WORDS = 0  # totals of columns
+tuned.MANY_WORDS = tuned.MOST_WORDS = 0  # totals of columns
 compare((57, 72))
 print("done")
 """
@@ -111,10 +113,10 @@ def test_columns_in_small_tiles():
 RING = """
 from normgrad import verify
 from normgrad.backends.cuda.backend import BACKEND
-from normgrad.backends.cuda.plan import rows
+from normgrad.backends.cuda.plan.tuned import rows as tuned
 from normgrad.core.geometry import geometry_of
 
-rows._RING = 0  # short rows too
+tuned.FORWARD_RING_BYTES = 0  # short rows too
 for op in ("layer_norm", "rms_norm"):
     for case in verify.select(op):
         problem = verify.make_problem(case, "float32", 0)

@@ -8,18 +8,18 @@ pytest.importorskip("triton")
 
 AHEAD = """
 from normgrad import verify
-from normgrad.backends.cuda.plan import rows
+from normgrad.backends.cuda.plan.tuned import rows as tuned
 from normgrad.core.plan import make_plan
 from normgrad.core.spec import Op
 
-rows._ROUNDS = 0
+tuned.AHEAD_ROUNDS = 0
 for shape in ((803, 64), (301, 512), (7, 8192)):
     case = verify.Case(id="ahead", op=Op.LAYER_NORM_BACKWARD, shape=shape)
     problem = verify.make_problem(case, "float32", 0)
     for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
         assert measured.ok, (shape, measured)
     kernel = next(s for s in make_plan(problem.spec, "cuda").config.steps if "layer" in s.kernel)
-    assert dict(kernel.constants)["AHEAD"], shape
+    assert dict(kernel.constants)["PRELOAD_ROWS"], shape
 print("done")
 """
 
@@ -31,10 +31,10 @@ def test_rows_that_come_to_registers_ahead():
 RING = """
 import dataclasses
 import numpy as np
-from host_mail import HostMail
+from host_areas import HostAreas
 from normgrad import functional
 from normgrad.backends.cuda import backend, device
-from normgrad.backends.cuda.plan import row_ring
+from normgrad.backends.cuda.plan.tuned import rows as tuned
 from normgrad.backends.cuda.pieces import bulk_stand_in
 from normgrad.backends.cuda.schedules import row_ring as kernels
 
@@ -51,9 +51,9 @@ called = []
 start = kernels.start_barriers
 kernels.start_barriers = lambda *given: (called.append(1), start(*given))[1]
 rng = np.random.default_rng(6)
-mail = HostMail()
+areas = HostAreas()
 backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, multiprocessors=2)
-row_ring._NOTED = 256  # statistics are fetched more than once for 2100 rows
+tuned.STATISTICS_ROWS = 256  # statistics are fetched more than once for 2100 rows
 # (rows, columns, room between rows): full sets and others, blocks of 8, 4 and 2 warps; then the
 # last tile in part, rows in a warp or in parts of one, whole and cut, sets that start anywhere and
 # data that end there.
@@ -75,7 +75,7 @@ for number, (rows, cols, gap) in enumerate(shapes):
         mean, rstd = np.full(rows, 100, kind), rng.uniform(0.2, 0.4, rows).astype(kind)
         gamma = None if number == 1 else rng.standard_normal(cols).astype(dtype)
         mask = (True, number != 2, number != 3)
-        backend.BACKEND.interpreted_mail = mail if number % 2 else None
+        backend.BACKEND.interpreted_areas = areas if number % 2 else None
         near = 2e-5 if dtype == "f4" else 6e-4  # half a unit of float16
         called.clear()
         got, want = (
@@ -101,16 +101,16 @@ def test_rows_that_come_through_a_ring():
 
 GROUPS = """
 import dataclasses
-from host_mail import HostMail
+from host_areas import HostAreas
 from normgrad import verify
 from normgrad.backends.cuda import backend, device
-from normgrad.backends.cuda.plan import row_ring
+from normgrad.backends.cuda.plan.tuned import rows as tuned
 from normgrad.core.plan import make_plan
 from normgrad.core.spec import Op
 
-mail = HostMail()
+areas = HostAreas()
 backend.INTERPRETER = dataclasses.replace(device.INTERPRETER, multiprocessors=2)
-row_ring._NOTED = 128  # statistics are fetched more than once for 70 samples
+tuned.STATISTICS_ROWS = 128  # statistics are fetched more than once for 70 samples
 # (shape, groups): slabs in a warp, in parts of one and across a block; groups that fill no set,
 # instance norm, channels of more than 256 pixels, a sample for each block and many; then sets
 # that start anywhere, and no pixels, with several samples in a set, which they may not fill; data
@@ -135,7 +135,7 @@ for number, (text, groups) in enumerate(shapes):
             weight=number != 4,
         )
         problem = verify.make_problem(case, dtype, number)
-        backend.BACKEND.interpreted_mail = mail if number % 2 else None
+        backend.BACKEND.interpreted_areas = areas if number % 2 else None
         for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
             assert measured.ok, (text, groups, dtype, measured)
         steps = make_plan(problem.spec, "cuda").config.steps
@@ -207,7 +207,7 @@ for shape in ((3, 9000), (1, 5000), (40, 3000)):
     for measured in verify.judge(problem, verify.run_backend(problem, "cuda")):
         assert measured.ok, (shape, measured)
     kernels = [step.kernel for step in make_plan(problem.spec, "cuda").config.steps]
-    assert ("sums.finish_groups" in kernels) == (shape[1] > 8192), kernels
+    assert ("finish.finish_groups" in kernels) == (shape[1] > 8192), kernels
 print("done")
 """
 

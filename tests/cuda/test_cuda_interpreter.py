@@ -134,12 +134,12 @@ def test_orders_of_dy_and_dx_change_no_bits():
 
 STAYING = """
 import numpy as np
-from host_mail import HostMail
+from host_areas import HostAreas
 from normgrad import functional
 from normgrad.backends.cuda import backend
 
 rng = np.random.default_rng(4)
-mail = backend.BACKEND.interpreted_mail = HostMail()
+areas = backend.BACKEND.interpreted_areas = HostAreas()
 shapes = ((5, 13001, "f4"), (7, 13001, "f4"), (2, 12800, "f4"), (13, 9000, "f2"), (11, 1536, "f2"))
 for rows, cols, dtype in shapes:
     x = (100 + 3 * rng.standard_normal((rows, cols))).astype(dtype)
@@ -154,7 +154,7 @@ for rows, cols, dtype in shapes:
         # Half a unit of float16, where the truth is rounded too.
         near = 2e-5 if dtype == "f4" else 6e-4
         assert np.abs(one.astype("f8") - other).max() <= near * np.abs(other).max()
-assert mail.taken == 5, mail.taken
+assert areas.taken == 5, areas.taken
 print("done")
 """
 
@@ -167,8 +167,8 @@ def test_rows_in_teams_clear_the_words_of_the_call_before():
 FOLDED = """
 from normgrad import verify
 from normgrad.backends.cuda.plan import apply
-from normgrad.backends.cuda.plan import column_cuts
 from normgrad.backends.cuda.plan import sums
+from normgrad.backends.cuda.plan.tuned import columns as tuned
 from normgrad.backends.base import unknown_to_fast
 from normgrad.core.spec import Op
 
@@ -176,7 +176,7 @@ found = []
 fold = sums.fold
 sums.fold = lambda *given: (made := fold(*given), found.append(made[1]))[0]
 apply.fold = sums.fold
-column_cuts._TWO_PASSES = -1e9
+tuned.TWO_PASSES_US = -1e9
 PLANS = (
     (Op.BATCH_NORM_BACKWARD, {}),
     (Op.BATCH_NORM_BACKWARD, {"training": False}),
@@ -239,7 +239,7 @@ interpret._nothing_in_vain = contextlib.nullcontext
 for role, slowly in verify.run_backend(problem, "cuda").items():
     assert slowly.tobytes() == results[role].tobytes(), role
 last = dict(make_plan(problem.spec, "cuda").config.steps[-1].constants)
-assert last["TIMES"] > 1, last
+assert last["JOIN_STEPS"] > 1, last
 print("done")
 """
 
@@ -252,19 +252,20 @@ def test_more_partials_than_a_block_takes_at_once():
 COLUMNS = """
 import itertools
 import numpy as np
-from host_mail import HostMail
+from host_areas import HostAreas
 from normgrad import functional
 from normgrad.backends.cuda import backend, device
 from normgrad.backends.cuda.run import interpret
 from normgrad.backends.cuda.plan import column_cuts
 from normgrad.backends.cuda.plan.tiles import Block
+from normgrad.backends.cuda.plan.tuned import columns as tuned
 from normgrad.calls import cached_calls, dispatch
 from normgrad.core import plan
 
 # Blocks so small that small data have many tiles, parts, pieces and rounds.
-column_cuts._LEAST_BYTES = 16
-column_cuts._TWO_PASSES = 1e9  # they would be taken
-column_cuts._FINE, column_cuts._FINE_WARPS, column_cuts._FINE_BYTES = 12, 2, 512
+tuned.LEAST_ROW_BYTES = 16
+tuned.TWO_PASSES_US = 1e9  # they would be taken
+tuned.FINE_TILES, tuned.FINE_WARPS, tuned.FINE_BYTES = 12, 2, 512
 column_cuts._blocks = lambda data: (
     Block(1, 512, 6, 128, held=1),
     Block(1, 512, 5, 128, held=2),
@@ -279,13 +280,13 @@ column_cuts.settle = lambda data, device, _: column_cuts.choose(data, device)
 GUARD = 4096
 
 
-posts = itertools.cycle([HostMail(), None])
+areas = itertools.cycle([HostAreas(), None])
 
 
 def guarded(program, spec, addresses, workspace, _):
     assert program.strategy == "resident columns"
     memory = np.full(program.workspace_bytes + 2 * GUARD, 0x5A, np.uint8)
-    run(program, spec, addresses, memory.ctypes.data + GUARD, next(posts))
+    run(program, spec, addresses, memory.ctypes.data + GUARD, next(areas))
     assert (memory[:GUARD] == 0x5A).all() and (memory[-GUARD:] == 0x5A).all(), program
 
 
@@ -343,10 +344,10 @@ few = lambda cut: held(cut) and cut.tiles - cut.held <= 5
 many = lambda cut: held(cut) and cut.tiles - cut.held > 5
 full = lambda cut: held(cut) and cut.tiles > cut.depth
 again = lambda cut: streams(cut) and cut.rounds > 1
-alike = lambda cut: again(cut) and cut.whole and cut.fetched > 0
+alike = lambda cut: again(cut) and cut.whole and cut.l2_tiles > 0
 # The next slab is asked for when the sums are published, or the L2 cache is to fetch it then.
-late = lambda cut: held(cut) and cut.late
-fetched = lambda cut: held(cut) and cut.fetched > 0
+late = lambda cut: held(cut) and cut.requests_after_publish
+fetched = lambda cut: held(cut) and cut.l2_tiles > 0
 # The place of a tile goes to a tile of one slab, or (few of them) of one of two.
 last_of = lambda cut: (cut.tiles - 1 + cut.depth) // cut.tiles
 one = lambda cut: held(cut) and (cut.held + cut.depth) // cut.tiles == last_of(cut)
@@ -364,8 +365,8 @@ compare((2, 40, 5, 9), 4, (streams, pieces))
 compare((2, 24, 40), 2, (lambda cut: whole(cut) and not cut.held, pieces))
 compare((3, 24, 70), 2, (few, full))
 compare((5, 16, 9), 8, (lambda cut: cut.team == 1,))
-column_cuts._MANY_WORDS = column_cuts._MOST_WORDS = 0
-totals = [lambda cut, kind=kind: cut.own > 1 and kind(cut) for kind in (streams, few)]
+tuned.MANY_WORDS = tuned.MOST_WORDS = 0
+totals = [lambda cut, kind=kind: cut.totals_columns > 1 and kind(cut) for kind in (streams, few)]
 compare((57, 72), None, totals)
 print("done")
 """
@@ -423,12 +424,13 @@ def compare(shape, dtype, **wanted):
 
 
 # Channels of one plane and planes of one line; teams of several blocks; one row left over.
-compare((5, 12, 7, 7), "f4", BLOCK_CHANNELS=4, PLANE=196, SOLO=True, HELD=1)
-compare((5, 48, 7, 7), "f4", PLANE=196, SOLO=True, HELD=2, CHUNKS=5, DEPTH=4, teams=6)
-compare((19, 36, 5, 5), "f4", BLOCK_CHANNELS=4, PLANE=100, team=2, HELD=2, CHUNKS=5, DEPTH=4)
+compare((5, 12, 7, 7), "f4", BLOCK_CHANNELS=4, PLANE=196, SOLO=True, REGISTER_TILES=1)
+compare((5, 48, 7, 7), "f4", PLANE=196, SOLO=True, REGISTER_TILES=2, CHUNKS=5, DEPTH=4, teams=6)
+sizes = {"REGISTER_TILES": 2, "CHUNKS": 5, "DEPTH": 4}
+compare((19, 36, 5, 5), "f4", BLOCK_CHANNELS=4, PLANE=100, team=2, **sizes)
 compare((17, 32, 2, 2), "f2", BLOCK_CHANNELS=16, PLANE=64)
-compare((60, 40, 3, 3), "f2", BLOCK_CHANNELS=8, PLANE=72, team=2, HELD=2)
-compare((50, 7, 6, 6), "f4", BLOCK_CHANNELS=1, PLANE=36, team=2, HELD=2)
+compare((60, 40, 3, 3), "f2", BLOCK_CHANNELS=8, PLANE=72, team=2, REGISTER_TILES=2)
+compare((50, 7, 6, 6), "f4", BLOCK_CHANNELS=1, PLANE=36, team=2, REGISTER_TILES=2)
 compare((13, 3, 10, 5), "f2", BLOCK_CHANNELS=1, PLANE=50, ALIGN=2)
 print("done")
 """

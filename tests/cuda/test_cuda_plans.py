@@ -63,7 +63,7 @@ def test_blocks_that_wait_for_each_other_all_fit(known):
     waiting = 0
     for name, program in found.items():
         for step in launches(program):
-            words = dict(step.arguments).get("words")
+            words = dict(step.arguments).get("sum_words")
             if step.kernel == "copy.clear_words":
                 continue
             assert step.cooperative == (words is not None), name
@@ -101,7 +101,11 @@ def test_slabs_are_covered(known):
                 assert given["run"] * sizes["ALIGN"] == sizes["PLANE"] <= sizes["COLS"], name
             if sizes["BLOCK_CHANNELS"] > 1:
                 assert sizes["BLOCK_CHANNELS"] * sizes["PIXELS"] == sizes["PLANE"], name
-            assert sizes["HELD"] <= sizes["CHUNKS"] <= sizes["DEPTH"] + sizes["HELD"], name
+            assert (
+                sizes["REGISTER_TILES"]
+                <= sizes["CHUNKS"]
+                <= sizes["DEPTH"] + sizes["REGISTER_TILES"]
+            ), name
             for row in (0, 1, given["pieces"] - 1, given["pieces"], given["rows"] - 1):
                 made = row * (given["magic"] % (1 << 32)) >> 32 if given["magic"] else row
                 assert made == row // given["pieces"], name
@@ -118,12 +122,12 @@ def test_slabs_are_covered(known):
             if step.cooperative:
                 words = given["slabs"] * sizes["COPIES"] * given["team"] * sizes["BLOCK_CHANNELS"]
                 words = 0 if sizes["SOLO"] else words
-                assert given["tally"] == words, name
-                words += sizes["MEETS"]
-                if sizes["SEATS"]:  # counters for the teams and for each multiprocessor
-                    assert sizes["SEATS"] >= device.multiprocessors, name
-                    words += given["teams"] + sizes["SEATS"]
-                assert cleared(program, step) == (given["words"], words), name
+                assert given["arrivals"] == words, name
+                words += sizes["JOINS_AT_END"]
+                if sizes["SM_COUNTERS"]:  # counters for the teams and for each multiprocessor
+                    assert sizes["SM_COUNTERS"] >= device.multiprocessors, name
+                    words += given["teams"] + sizes["SM_COUNTERS"]
+                assert cleared(program, step) == (given["sum_words"], words), name
     assert (seen > 5) == device.copies_ahead
 
 
@@ -134,11 +138,11 @@ def test_partial_sums_are_joined(known):
     for name, program in found.items():
         for step in launches(program):
             given, sizes = dict(step.arguments), dict(step.constants)
-            if "MEETS" not in sizes:
+            if "JOINS_AT_END" not in sizes:
                 continue
             last = launches(program)[-1].kernel
-            assert sizes["MEETS"] or given["partials"] is None or "finish" in last, name
-            if not sizes["MEETS"]:
+            assert sizes["JOINS_AT_END"] or given["partials"] is None or "finish" in last, name
+            if not sizes["JOINS_AT_END"]:
                 continue
             seen += 1
             assert given["dgamma"] or given["dbeta"], name
@@ -146,15 +150,17 @@ def test_partial_sums_are_joined(known):
             count = given.get("programs") or given.get("teams")
             if step.kernel == "row_ring.whole_rows":
                 count = given["parts"] * sizes["SAMPLES"]
-            if "CHANNELS" in sizes:
+            if "JOIN_CHANNELS" in sizes:
                 planes = step.kernel == "planes.plane_slabs"
                 samples = given["slabs"] // given["split"] if planes else given["images"]
                 if sizes["EACH"]:  # those of each sample are joined by themselves
                     samples = 1
                 count = samples * given["pieces" if planes else "parts"]
-            assert sizes["TIMES"] * sizes.get("DOWN", sizes.get("PARTS")) >= count, name
-            tile = sizes.get("DOWN", 1) * sizes.get("WIDTH", 1)
-            tile *= sizes.get("PARTS", 1) * sizes.get("CHANNELS", 1)
+            assert sizes["JOIN_STEPS"] * sizes.get("JOIN_ROWS", sizes.get("JOIN_PARTS")) >= count, (
+                name
+            )
+            tile = sizes.get("JOIN_ROWS", 1) * sizes.get("JOIN_COLUMNS", 1)
+            tile *= sizes.get("JOIN_PARTS", 1) * sizes.get("JOIN_CHANNELS", 1)
             assert tile <= 8 * 32 * step.warps, name  # registers
     assert seen > 10
 
@@ -196,13 +202,13 @@ def test_slabs_in_rings_are_covered(shape, groups, dtype):
         for first in range(start, rows, stride):
             count = min(tall, rows - first)
             assert first % groups == start % groups
-            assert sizes["EVEN"] <= (count == height)
+            assert sizes["FULL_SETS"] <= (count == height)
             last = first + count == rows
             assert sizes["SHIFTED"] or not first * size % 16
             assert sizes["SHIFTED"] or last or not count * size % 16
             covered += range(first, first + count)
         steps = len(range(start, rows, stride))
-        assert sizes["AGAIN"] or steps * height <= sizes["NOTED"]
+        assert sizes["AGAIN"] or steps * height <= sizes["STATISTICS_ROWS"]
     assert sorted(covered) == list(range(rows))
     assert sizes["RAGGED"] == (rows * size % 16 > 0)
     assert sizes["SAMPLES"] == max(1, height // groups)
@@ -226,8 +232,10 @@ def test_rows_of_teams_are_covered(known):
             assert given["teams"] <= given["rows"], name
             assert sizes["RING"] >= sizes["LAG"] + 2, name
             words = given["rows"] * given["team"]
-            assert given["tally"] == words, name
-            assert cleared(program, step) == (given["words"], words + sizes["MEETS"]), name
+            assert given["arrivals"] == words, name
+            assert cleared(program, step) == (given["sum_words"], words + sizes["JOINS_AT_END"]), (
+                name
+            )
     assert (seen > 2) == device.copies_ahead
 
 
@@ -250,12 +258,14 @@ def test_slabs_of_columns_are_covered(known):
             assert given["teams"] <= given["slabs"], name
             assert given["bins"] * group == width, name
             if "FIXED" in sizes:
-                tiles = sizes["FIXED"] + sizes["HELD"] + given["stream"]
-                assert sizes["FIXED"] + sizes["HELD"] >= sizes["DEPTH"], name
+                tiles = sizes["FIXED"] + sizes["REGISTER_TILES"] + given["stream"]
+                assert sizes["FIXED"] + sizes["REGISTER_TILES"] >= sizes["DEPTH"], name
                 assert given["stream"] >= sizes["DEPTH"], name
             else:
                 tiles = sizes["CHUNKS"]
-                assert sizes["HELD"] <= tiles <= sizes["DEPTH"] + sizes["HELD"], name
+                assert (
+                    sizes["REGISTER_TILES"] <= tiles <= sizes["DEPTH"] + sizes["REGISTER_TILES"]
+                ), name
             assert given["parts"] * tiles * sizes["ROWS"] >= given["rows"], name
             # Groups that a block's columns lie in, and blocks that a group's columns lie in.
             for start in range(0, width, cols):
@@ -263,7 +273,7 @@ def test_slabs_of_columns_are_covered(known):
                 assert last // group - start // group < sizes["BINS"], name
             for start in range(0, width, group):
                 assert (start + group - 1) // cols - start // cols < sizes["SPANS"], name
-            own = sizes["OWN"]
+            own = sizes["TOTALS_COLUMNS"]
             each, rest = divmod(sizes["STEP"] * (own or sizes["BINS"]), 32 * step.warps)
             assert 1 <= each <= 16, name
             assert rest == 0, name
@@ -272,8 +282,11 @@ def test_slabs_of_columns_are_covered(known):
                 parts = given["parts"] + (own > 0)
                 words = given["slabs"] * parts * sizes["SPANS"] * given["bins"]
                 words = 0 if sizes.get("SOLO") else words
-                assert given["tally"] == words, name
-                assert cleared(program, step) == (given["words"], words + sizes["MEETS"]), name
+                assert given["arrivals"] == words, name
+                assert cleared(program, step) == (
+                    given["sum_words"],
+                    words + sizes["JOINS_AT_END"],
+                ), name
     assert bool(seen) == device.copies_ahead
     if device is KNOWN["h200"]:
         assert seen == COLUMN_KERNELS
@@ -302,7 +315,12 @@ def test_slabs_of_51_megabytes_stay_on_an_h200_and_stream_on_an_a100():
         )
         (found[device],) = (step for step in steps if step.kernel in COLUMN_KERNELS)
     sizes = dict(found["h200"].constants)
-    assert [sizes[name] for name in ("CHUNKS", "DEPTH", "HELD", "OWN")] == [48, 27, 21, 1]
+    assert [sizes[name] for name in ("CHUNKS", "DEPTH", "REGISTER_TILES", "TOTALS_COLUMNS")] == [
+        48,
+        27,
+        21,
+        1,
+    ]
     assert found["a100"].kernel == "column_streams.column_streams"
 
 
@@ -326,7 +344,7 @@ def test_how_much_of_a_stream_stays(request_, tiles):
     (step,) = (one for one in launches(plan(*request_)) if one.kernel in COLUMN_KERNELS)
     sizes = dict(step.constants)
     assert step.kernel == "column_streams.column_streams"
-    assert tuple(sizes[name] for name in ("HELD", "FIXED", "FETCHED")) == tiles
+    assert tuple(sizes[name] for name in ("REGISTER_TILES", "FIXED", "L2_TILES")) == tiles
     assert sizes["DEPTH"] == 3
 
 
@@ -340,7 +358,7 @@ def test_a_launch_starts_early_only_behind_what_it_may_overtake(known):
                 early += 1
                 assert device.capability >= 90, name
                 assert before is not None, name
-                waits_first = step.kernel.startswith("sums.finish")
+                waits_first = step.kernel.startswith("finish.finish_")
                 assert waits_first or before.kernel == "copy.clear_words", name
     assert bool(early) == (device.capability >= 90)
 

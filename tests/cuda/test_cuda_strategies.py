@@ -8,7 +8,7 @@ from cuda_plans import COLUMN_KERNELS, COPYING, MASKS, SUITE, kernels, launches,
 from normgrad import verify
 from normgrad.backends.cuda.device import KNOWN
 from normgrad.backends.cuda.plan.program import Fill
-from normgrad.backends.cuda.plan.tiles import alignment, cut, power_of_two, share_out
+from normgrad.backends.cuda.plan.tiles import alignment, cut, cut_into_teams, power_of_two
 from normgrad.bench import suites
 from normgrad.cli.plan import program_of, spec_of
 from normgrad.core.operators import OPERATORS
@@ -276,39 +276,57 @@ def test_one_round_of_small_blocks_unless_each_has_many_words(shape, dtype, warp
     ("request_", "when"),
     [
         # Measured to pay, and measured to lose.
-        (("batch_norm_backward", "256x2048x7x7", "float32", "channels-last"), {"LATE": True}),
-        (("batch_norm_backward", "256x2048x7x7", "bfloat16", "channels-last"), {"LATE": True}),
-        (("group_norm_backward", "64x256x56x56", "bfloat16", "channels-last"), {"LATE": True}),
-        (("group_norm_backward", "64x256x56x56", "float32", "channels-last"), {"LATE": False}),
-        (("group_norm_backward", "32x320x64x64", "float32", "channels-last"), {"LATE": False}),
-        (("batch_norm_backward", "64x1024x14x14", "bfloat16", "channels-last"), {"LATE": False}),
+        (
+            ("batch_norm_backward", "256x2048x7x7", "float32", "channels-last"),
+            {"REQUEST_AFTER_PUBLISH": True},
+        ),
+        (
+            ("batch_norm_backward", "256x2048x7x7", "bfloat16", "channels-last"),
+            {"REQUEST_AFTER_PUBLISH": True},
+        ),
+        (
+            ("group_norm_backward", "64x256x56x56", "bfloat16", "channels-last"),
+            {"REQUEST_AFTER_PUBLISH": True},
+        ),
+        (
+            ("group_norm_backward", "64x256x56x56", "float32", "channels-last"),
+            {"REQUEST_AFTER_PUBLISH": False},
+        ),
+        (
+            ("group_norm_backward", "32x320x64x64", "float32", "channels-last"),
+            {"REQUEST_AFTER_PUBLISH": False},
+        ),
+        (
+            ("batch_norm_backward", "64x1024x14x14", "bfloat16", "channels-last"),
+            {"REQUEST_AFTER_PUBLISH": False},
+        ),
         (
             ("batch_norm_backward", "64x256x56x56", "bfloat16", "channels-last"),
-            {"FETCHED": 8, "OWN": 1},
+            {"L2_TILES": 8, "TOTALS_COLUMNS": 1},
         ),
         (
             ("batch_norm_backward", "64x256x56x56", "float32", "channels-last"),
-            {"FETCHED": 16, "OWN": 1},
+            {"L2_TILES": 16, "TOTALS_COLUMNS": 1},
         ),
         (
             ("batch_norm_backward", "64x512x28x28", "float32", "channels-last"),
-            {"FETCHED": 8, "OWN": 0},
+            {"L2_TILES": 8, "TOTALS_COLUMNS": 0},
         ),
         (
             ("batch_norm_backward", "32x256x56x56", "bfloat16", "channels-last"),
-            {"FETCHED": 8, "OWN": 0},
+            {"L2_TILES": 8, "TOTALS_COLUMNS": 0},
         ),
         (
             ("batch_norm_backward", "64x2048x7x7", "float32", "channels-last"),
-            {"FETCHED": 0, "LATE": False},
+            {"L2_TILES": 0, "REQUEST_AFTER_PUBLISH": False},
         ),
         (("batch_norm_backward", "131072x256"), {"FIXED": 10, "COLS": 128}),
         (("batch_norm_backward", "131072x256", "float32"), {"FIXED": 10, "COLS": 64}),
-        (("batch_norm_backward", "256x64x112x112", "float32"), {"LATE": True}),
-        (("batch_norm_backward", "2x64x128x128x128", "float32"), {"LATE": False}),
-        (("batch_norm_backward", "64x256x56x56", "float32"), {"LATE": False}),
-        (("group_norm_backward", "4x512x128x128"), {"LATE": True}),
-        (("group_norm_backward", "1x512x512x512", "float32"), {"LATE": False}),
+        (("batch_norm_backward", "256x64x112x112", "float32"), {"REQUEST_AFTER_PUBLISH": True}),
+        (("batch_norm_backward", "2x64x128x128x128", "float32"), {"REQUEST_AFTER_PUBLISH": False}),
+        (("batch_norm_backward", "64x256x56x56", "float32"), {"REQUEST_AFTER_PUBLISH": False}),
+        (("group_norm_backward", "4x512x128x128"), {"REQUEST_AFTER_PUBLISH": True}),
+        (("group_norm_backward", "1x512x512x512", "float32"), {"REQUEST_AFTER_PUBLISH": False}),
     ],
     ids=str,
 )
@@ -339,7 +357,7 @@ def test_tiles():
 @pytest.mark.parametrize("slabs", [1, 2, 3, 64, 1000])
 def test_teams_share_rows_evenly(resident, slabs):
     for rows in (1, 2, 31, 32, 33, 500, 4096):
-        found = share_out(rows, 32, 8, slabs, resident)
+        found = cut_into_teams(rows, 32, 8, slabs, resident)
         if rows > 32 * resident:
             assert found is None
             continue
@@ -361,12 +379,12 @@ def test_the_requests_for_gpus_launch_every_kernel_that_waits():
     slabs = met["planes.plane_slabs"]
     assert any(one["CHUNKS"] > one["DEPTH"] for one in slabs)  # some of it in registers
     assert any(one["BLOCK_CHANNELS"] > 1 for one in slabs)
-    assert any(one["SEATS"] for one in slabs)
+    assert any(one["SM_COUNTERS"] for one in slabs)
     assert {one["GROUP"] for one in slabs if one["WINDOW"]} == {0, 1}
     bulk = [one for one in slabs if one["BULK"]]
     assert {(one["GROUP"], one["SOLO"]) for one in bulk} == {(0, 0), (1, 0), (1, 1)}
     columns = met["columns.column_slabs"]
-    assert any(one["OWN"] for one in columns)
+    assert any(one["TOTALS_COLUMNS"] for one in columns)
     assert any(one["GROUP"] for one in columns)
 
 

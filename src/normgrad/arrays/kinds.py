@@ -175,7 +175,7 @@ def dense_numpy(tensor: TensorSpec, dtype: "np.dtype[Any]") -> Array:
     order = _slowest_first(tensor.strides)
     shape = tensor.shape if order is None else tuple([tensor.shape[axis] for axis in order])
     nbytes = tensor.size * dtype.itemsize
-    memory = result_pool.take(nbytes) if nbytes >= result_pool.LEAST else None
+    memory = result_pool.acquire(nbytes) if nbytes >= result_pool.LEAST else None
     array: Array = np.ndarray(shape, dtype, memory)
     return array if order is None else array.transpose(np.argsort(order))
 

@@ -1,4 +1,4 @@
-"""Which results share memory with what, and their detour: decided before anything is written."""
+"""Which results share memory with what, which need copies: decided before anything is written."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,7 +15,7 @@ from normgrad.core.spec import TensorSpec, dense_like
 _MAX_WORK = 1_000_000
 
 
-def needs_bounce(
+def results_needing_copies(
     results: Mapping[str, View], operands: Mapping[str, View], names: Mapping[str, str]
 ) -> set[str]:
     """The results that must be computed elsewhere and copied, because an operand lies under them.
@@ -23,7 +23,7 @@ def needs_bounce(
     ``dx`` over the very view of ``x`` or ``dy`` is computed in place: each element is read before
     it is written. Two results over each other cannot both be right: that is an error.
     """
-    bounce = set()
+    needing_copies = set()
     written = [(role, view, *_extent(view)) for role, view in results.items()]
     under = [(role, view, *_extent(view)) for role, view in operands.items()]
     for index, (role, result, low, high) in enumerate(written):
@@ -36,8 +36,8 @@ def needs_bounce(
                 continue
             in_place = may_replace(role, other_role) and _same(result, operand)
             if not in_place and _share(result, operand):
-                bounce.add(role)
-    return bounce
+                needing_copies.add(role)
+    return needing_copies
 
 
 def check_updates(
@@ -49,7 +49,7 @@ def check_updates(
     """Operands that are written in place lie apart from everything else."""
     written = {role: operands[role] for role in updates if role in operands}
     others = {role: view for role, view in operands.items() if role not in written}
-    for role in needs_bounce({**results, **written}, others, names) & written.keys():
+    for role in results_needing_copies({**results, **written}, others, names) & written.keys():
         rule = "must not share memory with another argument"
         raise OverlapError(role, rule, "one that does", names)
 
@@ -59,9 +59,9 @@ def may_replace(result: str, other: str) -> bool:
     return result in DATA and other in DATA
 
 
-def detour(plan: Plan, bounced: Iterable[str]) -> tuple[Plan, dict[str, TensorSpec]]:
+def through_copies(plan: Plan, copied: Iterable[str]) -> tuple[Plan, dict[str, TensorSpec]]:
     """The plan with some results in new memory instead, laid out alike, and how they lie there."""
-    fresh = {role: dense_like(plan.spec.present(role)) for role in sorted(bounced)}
+    fresh = {role: dense_like(plan.spec.present(role)) for role in sorted(copied)}
     return make_plan(plan.spec.with_tensors(fresh), plan.backend.name), fresh
 
 

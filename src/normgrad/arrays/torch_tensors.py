@@ -68,12 +68,12 @@ def address_of(array: torch.Tensor) -> int:
     return address
 
 
-def in_kept(shape: Any, strides: Any, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
+def in_pooled(shape: Any, strides: Any, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
     """A large tensor on the host."""
     # In place: a tensor of its own, not a view of one. With cold caches every operator counts,
     # about 20 us each.
     count = nbytes // dtype.itemsize
-    flat = torch.frombuffer(result_pool.take(nbytes), dtype=dtype, count=count)
+    flat = torch.frombuffer(result_pool.acquire(nbytes), dtype=dtype, count=count)
     return flat.as_strided_(shape, strides)
 
 
@@ -124,7 +124,7 @@ class TorchKind:
         dtype = TYPES[tensor.dtype]
         nbytes = tensor.size * dtype.itemsize
         if device == "cpu" and nbytes >= result_pool.LEAST:
-            array = in_kept(tensor.shape, tensor.strides, dtype, nbytes)
+            array = in_pooled(tensor.shape, tensor.strides, dtype, nbytes)
             return array, array.data_ptr()
         if (
             like.__class__ in (torch.Tensor, torch.nn.Parameter)  # a subclass would make its own

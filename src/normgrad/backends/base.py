@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from normgrad.core.spec import Op
 
 if TYPE_CHECKING:
-    from normgrad.calls.generated_call import Source
+    from normgrad.calls.generated_call import CallSource
     from normgrad.core.geometry import Geometry
     from normgrad.core.plan import Plan
     from normgrad.core.spec import Spec
@@ -113,10 +113,10 @@ class Offers(Protocol):
     def compiled(self, plan: "Plan") -> Compiled | None:
         """The plan for callers outside Python."""
 
-    def written(
+    def generate_call(
         self,
         plan: "Plan",
-        source: "Callable[[], Source]",
+        source: "Callable[[], CallSource]",
         scratch: Callable[[int, int], int],
     ) -> Callable[..., tuple[Any, ...]] | None:
         """A plan's calls on plain torch tensors as one function of (operands, out), or None yet.

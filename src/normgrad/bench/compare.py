@@ -27,8 +27,8 @@ def compare(
     """Rows of ours in the order of the first run, then those that are new.
 
     A change counts when it is beyond the threshold and beyond the two runs' spreads together.
-    ``relative`` compares times over the floor of their own run, for runs on machines or days of
-    different memory speed.
+    ``relative`` compares times over the memory-bandwidth limit of their own run, for runs on
+    machines or days of different memory speed.
     """
     old = {row.key: row for row in before.our_rows}
     new = {row.key: row for row in after.our_rows}

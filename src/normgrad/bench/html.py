@@ -133,6 +133,6 @@ def _notes(record: Record) -> str:
         if row.error:
             listed.append((row.backend, row.key, row.error))
         if row.same_bits is False:
-            listed.append((row.backend, row.key, "other bits after the timed runs"))
+            listed.append((row.backend, row.key, "different bits after the timed runs"))
         listed += [(peer, row.key, reason) for peer, reason in row.peer_errors.items()]
     return table(("who", "row", "why"), listed) if listed else ""

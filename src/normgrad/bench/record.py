@@ -112,7 +112,7 @@ class Row:
 
     @property
     def right_ms(self) -> float | None:
-        """Our time; None where our result is wrong, has other bits later or was not timed."""
+        """Our time; None where our result is wrong, has different bits later or was not timed."""
         return self.median_ms if self.verified and self.same_bits is not False else None
 
     def set_fault(self, fault: Fault, words: str, peer: str | None = None) -> None:

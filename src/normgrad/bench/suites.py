@@ -73,7 +73,7 @@ class Workload:
 
     @property
     def streams(self) -> float:
-        """How often a tensor of x's size must cross the memory bus: the floor.
+        """How often a tensor of x's size must cross the memory bus, at least.
 
         All three gradients need x, dy and dx once; parameter gradients alone x and dy; the bias
         gradient alone dy; an inference dx alone dy and dx. A forward pass needs x and y. A sum or a

@@ -129,7 +129,7 @@ def notes(record: Record) -> Iterator[str]:
         if row.error:
             yield f"{row.backend}: {row.key}: {row.error}"
         if row.same_bits is False:
-            yield f"{row.backend}: {row.key}: WRONG: other bits after the timed runs"
+            yield f"{row.backend}: {row.key}: WRONG: different bits after the timed runs"
         for name, reason in row.peer_errors.items():
             if row.peer_faults.get(name) not in ("not offered", "skipped"):
                 yield f"{name}: {row.key}: {reason}"

@@ -12,10 +12,10 @@ import torch
 
 from normgrad.arrays import host_memory
 from normgrad.arrays.kinds import View
-from normgrad.arrays.overlap import needs_bounce
-from normgrad.arrays.torch_tensors import TYPES, address_of, in_kept
+from normgrad.arrays.overlap import results_needing_copies
+from normgrad.arrays.torch_tensors import TYPES, address_of, in_pooled
 from normgrad.calls import result_pool
-from normgrad.calls.generated_call import Fallbacks, Given, Result, Source
+from normgrad.calls.generated_call import CallSource, Fallbacks, Given, Result
 from normgrad.core.dtypes import ITEMSIZE
 from normgrad.core.plan import Plan
 from normgrad.core.spec import ROLES, SLOT, Spec, TensorSpec, device_index
@@ -110,12 +110,14 @@ class CachedCall:
         given: Given | None = None,
     ) -> None:
         """Have the call written out, once it was run."""
-        write = getattr(plan.backend, "written", None)
+        write = getattr(plan.backend, "generate_call", None)
         if write is None or plan.workspace_bytes > _STAYING:
             return
         general = self.call
         fallbacks = Fallbacks(general, _empty(arrays[1].device.type), _gone)
-        source = partial(Source, [array is not None for array in arrays], results, fallbacks, given)
+        source = partial(
+            CallSource, [array is not None for array in arrays], results, fallbacks, given
+        )
 
         def first(arrays: tuple[Any, ...], out: Sequence[Any] | None) -> tuple[Any, ...] | None:
             made = general(arrays, out)
@@ -187,7 +189,7 @@ def _into_new(
                 continue
             slot, source, shape, strides, dtype, huge, large = recipe
             if large:
-                array = in_kept(shape, strides, *large)
+                array = in_pooled(shape, strides, *large)
             elif dtype is None:
                 array = arrays[source].new_empty_strided(shape, strides)
             else:
@@ -252,7 +254,7 @@ def _apart(spec: Spec) -> Callable[[tuple[int, ...]], bool]:
         places = zip(tensors.items(), addresses, strict=True)
         views = {role: View(tensor, at, spec.device, None) for (role, tensor), at in places}
         results = {role: views.pop(role) for role in spec.wanted}
-        return not needs_bounce(results, views, public_names(spec.op, spec.rstd_is))
+        return not results_needing_copies(results, views, public_names(spec.op, spec.rstd_is))
 
     return apart
 
@@ -338,7 +340,7 @@ class _Recipe(NamedTuple):
     strides: tuple[int, ...]
     dtype: torch.dtype | None  # None: the operand's own, which needs no mention: 0.2 us less
     huge: bool  # whether it asks for huge pages
-    large: tuple[torch.dtype, int] | None  # what `in_kept` needs besides, if it is for that
+    large: tuple[torch.dtype, int] | None  # what `in_pooled` needs besides, if it is for that
 
 
 def _made(recipe: _Recipe, arrays: Sequence[Any]) -> Result:
@@ -349,7 +351,7 @@ def _made(recipe: _Recipe, arrays: Sequence[Any]) -> Result:
     slot, source, shape, strides, dtype, huge, large = recipe
     kind = dtype or arrays[source].dtype
     if large:
-        return Result(slot, shape, strides, kind, partial(in_kept, shape, strides, *large))
+        return Result(slot, shape, strides, kind, partial(in_pooled, shape, strides, *large))
     nbytes = math.prod(shape) * kind.itemsize if huge and arrays[1].is_cpu else 0
     return Result(slot, shape, strides, kind, huge=nbytes)
 

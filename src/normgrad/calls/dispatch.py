@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from normgrad import backends
 from normgrad.arrays.kinds import Array, View, elsewhere, kind_of
-from normgrad.arrays.overlap import check_updates, needs_bounce
+from normgrad.arrays.overlap import check_updates, results_needing_copies
 from normgrad.calls.results import (
     SLOTS,
     Call,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from normgrad.calls.cached_calls import CachedCall
 
 _MAX_KEYS = 4096
-_VARIANTS_PER_KEY = 16  # in types, strides or the shapes of lesser operands alone
+_VARIANTS_PER_KEY = 16  # cached calls of one key: other strides, types, shapes of small operands
 
 _ALL_WANTED: Final = (read.ALL, read.ALL_SUMS, read.BOTH)
 
@@ -117,8 +117,8 @@ def compute(
         results = into_new(call, kind, addresses, like, device)
         _tell_updates(op, arrays)
         return results
-    bounce = needs_bounce(given, _by_role(views), names)
-    into_given(call, kind, addresses, given, bounce, dict(zip(RESULTS[op], out, strict=False)))
+    copied = results_needing_copies(given, _by_role(views), names)
+    into_given(call, kind, addresses, given, copied, dict(zip(RESULTS[op], out, strict=False)))
     _tell_updates(op, arrays)
     return tuple(out)
 

@@ -1,7 +1,6 @@
-"""Calls on plain tensors written out, as Python source made for one request.
+"""Straight-line Python for one request on plain tensors, generated once.
 
-The general road goes through tables of roles and results; this says what is in them. Where a call
-is short, tables cost more than its work.
+The general path looks up roles and results in tables, which costs a short call more than its work.
 """
 
 import itertools
@@ -44,7 +43,7 @@ class Given(NamedTuple):
     tell: Callable[[tuple[Any, ...]], object]  # autograd what was written
 
 
-class Source:
+class CallSource:
     """A function of (operands, out) that makes results and returns them, line by line.
 
     Operands are ``a0``, ``a1`` and so on, results ``r7``; their addresses ``p0``, ``p1``, ``p7``.

@@ -17,8 +17,8 @@ from normgrad.core.errors import OptionError
 LEAST = 16 << 20  # bytes of a result from which on it pays
 _HUGE_PAGE = 2 << 20
 _MOST = "256"  # megabytes that are kept for later
-_Entry = tuple[int, int, mmap.mmap]  # bytes, address, what owns them
-_kept: list[_Entry] = []  # the oldest first; lists need no lock for what is done here
+_Memory = tuple[int, int, mmap.mmap]  # bytes, address, what owns them
+_idle: list[_Memory] = []  # the oldest first; lists need no lock for what is done here
 
 
 @functools.cache
@@ -34,15 +34,15 @@ def _room() -> int:
 @functools.cache
 def _blocks(nbytes: int) -> Any:
     """A ctypes array of bytes that gives its memory back."""
-    return type("Block", (ctypes.c_char * nbytes,), {"__del__": _give_back})
+    return type("Block", (ctypes.c_char * nbytes,), {"__del__": _release})
 
 
-def take(nbytes: int) -> Any:
+def acquire(nbytes: int) -> Any:
     """A buffer of at least so many bytes that nobody else uses, with any content.
 
     Of whole huge pages: a type for each number of bytes would be kept for ever, 6 KB each.
     """
-    entry = _fitting(nbytes) if _room() and _kept else None
+    entry = _fitting(nbytes) if _room() and _idle else None
     if entry is None:
         entry = _map(-(-nbytes // _HUGE_PAGE) * _HUGE_PAGE)
     # By address: a buffer of the mapping's own would not let it go.
@@ -51,14 +51,14 @@ def take(nbytes: int) -> Any:
     return block
 
 
-def _map(nbytes: int) -> _Entry:
+def _map(nbytes: int) -> _Memory:
     # Private: a forked child has its own from its first write on.
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
     try:
         memory = mmap.mmap(-1, nbytes, **private)
     except OSError as error:
-        if _kept:  # it may be just what is missing
-            _kept.clear()
+        if _idle:  # it may be just what is missing
+            _idle.clear()
             return _map(nbytes)
         raise MemoryError(f"no memory for a result of {nbytes} bytes") from error
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -66,26 +66,26 @@ def _map(nbytes: int) -> _Entry:
     return nbytes, address, memory
 
 
-def _fitting(nbytes: int) -> _Entry | None:
+def _fitting(nbytes: int) -> _Memory | None:
     """Kept memory with at most a quarter to spare."""
     most = nbytes + max(nbytes // 4, _HUGE_PAGE)
-    for entry in sorted(_kept) if len(_kept) > 1 else _kept[:]:  # their addresses differ
+    for entry in sorted(_idle) if len(_idle) > 1 else _idle[:]:  # their addresses differ
         if nbytes <= entry[0] <= most:
             try:
-                _kept.remove(entry)
+                _idle.remove(entry)
             except ValueError:  # another thread was faster
                 continue
             return entry
     return None
 
 
-def _give_back(block: Any) -> None:
+def _release(block: Any) -> None:
     entry = getattr(block, "entry", None)
     if entry is None or _room() < entry[0]:
         return
-    _kept.append(entry)
-    while sum([size for size, _, _ in _kept]) > _room():
+    _idle.append(entry)
+    while sum([size for size, _, _ in _idle]) > _room():
         try:
-            _kept.pop(0)  # nobody knows its address: the mapping goes
+            _idle.pop(0)  # nobody knows its address: the mapping goes
         except IndexError:
             break

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from normgrad.arrays.kinds import Array, Kind, View, elsewhere, kind_of
-from normgrad.arrays.overlap import detour
+from normgrad.arrays.overlap import through_copies
 from normgrad.core.dtypes import compute_dtype
 from normgrad.core.errors import ArrayTypeError, DtypeError, OptionError
 from normgrad.core.operators import DATA, STATISTICS
@@ -102,17 +102,17 @@ def into_given(
     kind: Kind,
     addresses: list[int | None],
     given: Mapping[str, View],
-    bounce: set[str],
+    needing_copies: set[str],
     out: Mapping[str, Array],
 ) -> None:
-    """Compute a call into given arrays, those in ``bounce`` by a detour."""
+    """Compute a call into given arrays, those in ``needing_copies`` in new memory first."""
     for role, view in given.items():
         addresses[SLOT[role]] = view.address
     plan = call.plan
     fresh = {}
-    if bounce:
+    if needing_copies:
         # Results that lie over operands are computed into new memory first.
-        plan, moved = detour(plan, bounce)
+        plan, moved = through_copies(plan, needing_copies)
         for role, tensor in moved.items():
             array = out[role]
             axis = call.channel_axis if role in DATA else None

@@ -135,7 +135,7 @@ def _measure(args: argparse.Namespace) -> int:
             fault, stopped = f"stopped at {workload.name}: {error}", True
             break
         except KeyboardInterrupt:  # what is there is shown and written
-            fault, stopped = f"stopped by hand at {workload.name}", True
+            fault, stopped = f"interrupted at {workload.name}", True
             break
         record.rows.append(row)
         _add(lines, table, row)
@@ -188,7 +188,7 @@ def _check_plot(path: Path) -> None:
 
 
 def _copy_again(session: "Session", record: "Record") -> None:
-    """The copy after the last row; the faster of the two is the floor of every row."""
+    """The copy after the last row; the faster of the two is the limit of every row."""
     again = session.timer.copy_gbps()
     record.settings |= {"copy_gbps_before": record.copy_gbps, "copy_gbps_after": again}
     if again > record.copy_gbps:

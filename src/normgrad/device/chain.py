@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from normgrad.arrays.host_memory import ALIGNMENT, aligned
 from normgrad.arrays.kinds import View
-from normgrad.arrays.overlap import needs_bounce
+from normgrad.arrays.overlap import results_needing_copies
 from normgrad.core.dtypes import ITEMSIZE
 from normgrad.core.plan import make_plan
 from normgrad.core.spec import ROLES, SLOT, Spec, TensorSpec
@@ -113,7 +113,8 @@ class Chain(Arrangement):
             role: View(tensor, addresses[SLOT[role]] or 0, self.plan.spec.device, None)
             for role, tensor in results.items()
         }
-        needs_bounce(views, {}, self.names)  # two results over each other cannot both be right
+        # Two results over each other cannot both be right.
+        results_needing_copies(views, {}, self.names)
         copies = [
             (*self.offsets[name][:1], views[role].address, self.offsets[name][1], target)
             for name, (role, target) in self.copies.items()

@@ -1,4 +1,4 @@
-"""A plan with its addresses: which results may be written in place, and which need a detour."""
+"""A plan with its addresses: which results may be written in place, and which need copies."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -6,7 +6,12 @@ from typing import Final, NamedTuple, Protocol
 
 from normgrad.arrays.host_memory import ALIGNMENT, aligned
 from normgrad.arrays.kinds import View
-from normgrad.arrays.overlap import check_updates, detour, may_replace, needs_bounce
+from normgrad.arrays.overlap import (
+    check_updates,
+    may_replace,
+    results_needing_copies,
+    through_copies,
+)
 from normgrad.core.dtypes import ITEMSIZE
 from normgrad.core.plan import Plan
 from normgrad.core.spec import SLOT, TensorSpec
@@ -139,7 +144,7 @@ class Arrangement:
                 and two.low < one.high
                 and not (same_view and one.address == two.address)
             ):
-                return _detoured(self.plan, addresses, self.names)
+                return _through_copies(self.plan, addresses, self.names)
         return Launch(self.plan, addresses, self.workspace_bytes, ())
 
 
@@ -163,7 +168,9 @@ def _meetings(plan: Plan) -> tuple[tuple[int, int, bool], ...]:
     return tuple(pairs)
 
 
-def _detoured(plan: Plan, addresses: tuple[int | None, ...], names: Mapping[str, str]) -> Launch:
+def _through_copies(
+    plan: Plan, addresses: tuple[int | None, ...], names: Mapping[str, str]
+) -> Launch:
     spec = plan.spec
 
     def views(roles: tuple[str, ...]) -> dict[str, View]:
@@ -174,10 +181,10 @@ def _detoured(plan: Plan, addresses: tuple[int | None, ...], names: Mapping[str,
 
     if spec.updated:
         check_updates(spec.updated, views(spec.operands), views(spec.wanted), names)
-    bounced = needs_bounce(views(spec.wanted), views(spec.operands), names)
-    if not bounced:  # the ranges meet, the elements do not
+    copied = results_needing_copies(views(spec.wanted), views(spec.operands), names)
+    if not copied:  # the ranges meet, the elements do not
         return Launch(plan, addresses, _padded(plan.workspace_bytes), ())
-    plan, scratch = detour(plan, bounced)
+    plan, scratch = through_copies(plan, copied)
     offset = aligned(plan.workspace_bytes)
     moves = []
     for role, tensor in scratch.items():

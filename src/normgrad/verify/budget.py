@@ -31,7 +31,7 @@ from normgrad.verify.problem import Problem
 BLOCK = 128
 LAMBDA = 6.0
 # Roundings on the way to a factor: a difference and a product for xhat; gamma * dy; the two
-# differences, the product with the slope and the outer factor for dx (8, a count of operations).
+# differences, the product with mean_dt and the factor of all for dx (8, a count of operations).
 XHAT_ROUNDINGS = 2
 DX_ROUNDINGS = 8
 # Roundings on the way to y: rstd * gamma, the product with x - mean, the sum with beta, and the
@@ -132,10 +132,10 @@ def _errors(spec: Spec, geometry: Geometry, operands: dict[str, Array]) -> dict[
     if not geometry.size:
         errors["dx"] = dy  # as empty as dx is
         return errors
-    inside, outside = formula.factors(rstd, gamma, geometry)
-    g, in_g = dy * inside, in_dy * inside
+    weight, factor = formula.factors(rstd, gamma, geometry)
+    g, in_g = dy * weight, in_dy * weight
     if not spec.training:
-        errors["dx"] = ((DX_ROUNDINGS + 2 * derived) * g + in_g) * outside
+        errors["dx"] = ((DX_ROUNDINGS + 2 * derived) * g + in_g) * factor
         return errors
     if spec.operator.sums == "given":
         correction = formula.joined_correction(
@@ -145,16 +145,16 @@ def _errors(spec: Spec, geometry: Geometry, operands: dict[str, Array]) -> dict[
     else:
         correction = formula.own_correction(g, xhat, geometry, centred=spec.operator.centred)
         in_correction = sum_factor(geometry.count) + XHAT_ROUNDINGS + derived + 3
-    size = g + correction.offset + xhat * correction.slope
-    drift = in_correction * (correction.offset + xhat * correction.slope)
+    size = g + correction.mean_d + xhat * correction.mean_dt
+    drift = in_correction * (correction.mean_d + xhat * correction.mean_dt)
     if spec.activation is not None:  # what comes in is off by in_g: dx is linear in it
         drift = drift + in_g
         if spec.operator.sums != "given":
             off = formula.own_correction(in_g, xhat, geometry, centred=spec.operator.centred)
-            drift = drift + off.offset + xhat * off.slope
-    errors["dx"] = ((DX_ROUNDINGS + 2 * derived) * size + drift) * outside
+            drift = drift + off.mean_d + xhat * off.mean_dt
+    errors["dx"] = ((DX_ROUNDINGS + 2 * derived) * size + drift) * factor
     if "dsum" in operands:  # one more sum
-        errors["dx"] = errors["dx"] + size * outside + abs(operands["dsum"])
+        errors["dx"] = errors["dx"] + size * factor + abs(operands["dsum"])
     return errors
 
 
@@ -203,8 +203,8 @@ def _forward_errors(spec: Spec, geometry: Geometry, operands: dict[str, Array]) 
         signed = weights(operands.get("gamma", 1.0), geometry) + spec.weight_offset
         gamma = abs(signed)
         beta = abs(weights(operands.get("beta", 0.0), geometry))
-        inside = (in_rstd + Y_ROUNDINGS) * abs(x - mean) + in_mean
-        in_z = inside * rstd * gamma + beta * (abs(x - mean) > 0)
+        in_distance = (in_rstd + Y_ROUNDINGS) * abs(x - mean) + in_mean
+        in_z = in_distance * rstd * gamma + beta * (abs(x - mean) > 0)
         if spec.activation is not None or "shortcut" in operands:
             z = before_activation(operands, x, mean, rstd, signed, geometry)
             in_z = in_z + abs(z) + beta

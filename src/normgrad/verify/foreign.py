@@ -161,7 +161,7 @@ def examine(
         first = first or results
         same = same and all(results[role].tobytes() == first[role].tobytes() for role in first)
     if not same and worst.verdict == "PASS":
-        detail = f"other bits in {repeats} runs on the same operands; {worst.detail}"
+        detail = f"different bits in {repeats} runs on the same operands; {worst.detail}"
         worst = replace(worst, verdict="FAIL", detail=detail)
     return replace(worst, deterministic=same if repeats > 1 else None)
 

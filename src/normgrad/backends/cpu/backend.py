@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from normgrad.backends.base import Compiled, fused_form, not_on_host, unknown_to_fast, unusable
 from normgrad.backends.cpu.compiling import COMPILING
-from normgrad.calls.generated_call import Source
+from normgrad.calls.generated_call import CallSource
 from normgrad.core.geometry import Geometry
 from normgrad.core.operators import OPERATORS, Op
 from normgrad.core.spec import Spec
@@ -55,15 +55,15 @@ class CpuBackend:
         """Through the compiled entry, with as many threads as the size is worth."""
         _engine().run(plan, addresses, workspace)
 
-    def written(
+    def generate_call(
         self,
         plan: "Plan",
-        source: Callable[[], Source],
+        source: Callable[[], CallSource],
         scratch: Callable[[int, int], int],
     ) -> Callable[..., tuple[Any, ...]] | None:
         """A call on plain tensors, written out; None where scratch memory is not kept."""
         made: Callable[..., tuple[Any, ...]] | None
-        made = _engine().written(plan, source)
+        made = _engine().generate_call(plan, source)
         return made
 
     def compiled(self, plan: "Plan") -> Compiled | None:

@@ -15,7 +15,7 @@ from normgrad.backends.cpu import jit, tasks
 from normgrad.backends.cpu.plan import ceil_div, slots
 from normgrad.backends.cpu.plan.program import Config
 from normgrad.backends.cpu.threads import driver, pool, team
-from normgrad.calls.generated_call import Source
+from normgrad.calls.generated_call import CallSource
 from normgrad.core.spec import ROLES, SLOT
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def _share(config: Config, job: Any) -> None:
         pool.POOL.run(config.block, given, workspace, sync, _worthwhile(config, threads) - 1)
 
 
-def written(plan: "Plan", source: Callable[[], Source]) -> Callable[..., tuple[Any, ...]] | None:
+def generate_call(
+    plan: "Plan", source: Callable[[], CallSource]
+) -> Callable[..., tuple[Any, ...]] | None:
     """A call in kept scratch memory: 2 us less of 10."""
     config, nbytes = plan.config, plan.workspace_bytes
     assert isinstance(config, Config)
@@ -110,7 +112,8 @@ def written(plan: "Plan", source: Callable[[], Source]) -> Callable[..., tuple[A
     call = source()
     call.results()
     call.names |= {"scratch": _scratch, "config": config}
-    # The owner stays: a signal handler that calls us may leave other scratch memory to the thread.
+    # Keep a reference: a re-entrant call (a signal handler's) may replace this thread's scratch
+    # memory while this one uses it.
     call.lines.append(f"owner, w = scratch({nbytes})" if nbytes else "w = 0")
     given = call.addresses("0")
     block, given_at, _, *rest = _head(config, 0)

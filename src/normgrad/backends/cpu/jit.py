@@ -40,8 +40,8 @@ TASK_SIGNATURE: Final = types.int32(_BLOCK, _BLOCK, *[types.int64] * 4)
 # Parameter block, addresses, workspace, counters that threads share.
 DRIVER_SIGNATURE: Final = types.int32(_BLOCK, _BLOCK, types.int64, types.int64)
 # The same as integers, the boxes where helpers wait, how many those are, how many are wanted.
-LEAD_SIGNATURE: Final = types.int32(*[types.int64] * 7)
-ATTEND_SIGNATURE: Final = types.int32(types.int64)
+RUN_WITH_HELPERS_SIGNATURE: Final = types.int32(*[types.int64] * 7)
+HELPER_LOOP_SIGNATURE: Final = types.int32(types.int64)
 # A job, OpenMP's entry, what its threads run, how many those are.
 LEAD_TEAM_SIGNATURE: Final = types.int64(*[types.int64] * 4)
 TAKE_PART_SIGNATURE: Final = types.void(types.int64)

@@ -67,22 +67,22 @@ def compiled_driver() -> Any:
 
 
 @functools.cache
-def compiled_meeting() -> tuple[Any, Any]:
+def compiled_helpers() -> tuple[Any, Any]:
     """What a caller with helpers runs, and what a helper does."""
-    from normgrad.backends.cpu.threads import meeting
+    from normgrad.backends.cpu.threads import helpers
 
     return (
-        jit.compiled(jit.LEAD_SIGNATURE, meeting.lead),
-        jit.compiled(jit.ATTEND_SIGNATURE, meeting.attend),
+        jit.compiled(jit.RUN_WITH_HELPERS_SIGNATURE, helpers.run_with_helpers),
+        jit.compiled(jit.HELPER_LOOP_SIGNATURE, helpers.helper_loop),
     )
 
 
 @functools.cache
 def compiled_team() -> tuple[Any, Any]:
     """What a caller with a team runs, and what each of its threads does."""
-    from normgrad.backends.cpu.threads import meeting
+    from normgrad.backends.cpu.threads import helpers
 
     return (
-        jit.compiled(jit.LEAD_TEAM_SIGNATURE, meeting.lead_team),
-        jit.compiled(jit.TAKE_PART_SIGNATURE, meeting.take_part),
+        jit.compiled(jit.LEAD_TEAM_SIGNATURE, helpers.lead_team),
+        jit.compiled(jit.TAKE_PART_SIGNATURE, helpers.take_part),
     )

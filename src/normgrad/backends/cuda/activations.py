@@ -4,8 +4,8 @@ A formula has the negative slope of leaky ReLU, and the numbers that decide ReLU
 z counts as rounded to the type of the data: a threshold says the same as rounding, and is free.
 
 Both passes get z from `before_activation`, in the same bits: a fused product and sum that is
-written as one, since the compiler makes one of ``t * scale + beta`` where it likes, of parts that
-both passes have alike: a difference, and the product of gamma and the reciprocal deviation.
+written as one, since the compiler makes one of ``t * dy_factor + beta`` where it likes, of parts
+that both passes have alike: a difference, and the product of gamma and the reciprocal deviation.
 """
 
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from normgrad.backends.cuda.pieces.common import INTERPRETED
 
 
 @triton.jit
-def before_activation(t, scale, beta):
-    """What the norm gives; ``scale`` is gamma over the deviation, ``t`` comes from `centred`."""
-    return tl.fma(t, scale, beta)
+def before_activation(t, dy_factor, beta):
+    """What the norm gives; ``dy_factor`` is gamma over the deviation, ``t`` is from `centred`."""
+    return tl.fma(t, dy_factor, beta)
 
 
 @triton.jit
-def through(FORMULA: tl.constexpr, d, t, scale, beta, shortcut=None):
+def through(FORMULA: tl.constexpr, d, t, dy_factor, beta, shortcut=None):
     """What of dy goes through the activation: what a gradient formula sees of it."""
     if FORMULA.acts:
-        z = before_activation(t, scale, beta)
+        z = before_activation(t, dy_factor, beta)
         if shortcut is not None:
             z += shortcut
         d *= FORMULA.slope(z, FORMULA)
@@ -35,17 +35,17 @@ def through(FORMULA: tl.constexpr, d, t, scale, beta, shortcut=None):
 
 
 @triton.jit
-def output(FORMULA: tl.constexpr, t, scale, beta, shortcut=None):
+def output(FORMULA: tl.constexpr, t, dy_factor, beta, shortcut=None):
     """Y."""
     if FORMULA.acts or shortcut is not None:
-        z = before_activation(t, scale, beta)
+        z = before_activation(t, dy_factor, beta)
         if shortcut is not None:
             z += shortcut
         y = z
         if FORMULA.acts:
             y = FORMULA.act(z, FORMULA)
     else:
-        y = FORMULA.element(t, scale, beta)
+        y = FORMULA.element(t, dy_factor, beta)
     return y
 
 

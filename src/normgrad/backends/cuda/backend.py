@@ -8,16 +8,16 @@ from normgrad.backends.base import broken, fused_form, missing, unknown_to_fast
 from normgrad.backends.cuda.device import INTERPRETER, device_of
 from normgrad.backends.cuda.plan import forms, strategies
 from normgrad.backends.cuda.plan.program import Program
-from normgrad.backends.cuda.run.exchange_areas import Mail, mail_of
-from normgrad.backends.cuda.run.generated_call import Site, write
+from normgrad.backends.cuda.run.exchange_areas import ExchangeAreas, areas_of
+from normgrad.backends.cuda.run.generated_call import LaunchSite, write
 from normgrad.backends.cuda.run.launch import (
     Aligned,
-    has_mail,
     interpreting,
+    keeps_words,
     run_program,
     unsupported_triton,
 )
-from normgrad.calls.generated_call import Source
+from normgrad.calls.generated_call import CallSource
 from normgrad.core.geometry import Geometry
 from normgrad.core.plan import Plan
 from normgrad.core.spec import Spec, device_index
@@ -27,7 +27,7 @@ class CudaBackend:
     """NVIDIA GPUs through Triton."""
 
     name = "cuda"
-    interpreted_mail: Mail | None = None  # for tests: on a GPU the default stream decides
+    interpreted_areas: ExchangeAreas | None = None  # for tests: on a GPU the default stream decides
 
     def unavailable(self) -> str | None:
         """It needs torch, Triton and a GPU, or Triton's interpreter."""
@@ -67,7 +67,7 @@ class CudaBackend:
         if interpreting():
             from normgrad.backends.cuda.run.interpret import interpret
 
-            interpret(program, plan.spec, addresses, workspace, self.interpreted_mail)
+            interpret(program, plan.spec, addresses, workspace, self.interpreted_areas)
             return
         index, bases = device_index(plan.spec.device), [*addresses, workspace]
         if _current_device()() == index:
@@ -78,10 +78,10 @@ class CudaBackend:
             with torch.cuda.device(index):
                 run_program(program, index, bases, stream)
 
-    def written(
+    def generate_call(
         self,
         plan: Plan,
-        source: Callable[[], Source],
+        source: Callable[[], CallSource],
         scratch: Callable[[int, int], int],
     ) -> Callable[..., tuple[Any, ...]] | None:
         """A call on plain tensors, written out; None until the general one has compiled it."""
@@ -91,13 +91,13 @@ class CudaBackend:
         import torch
 
         assert isinstance(program, Program)
-        mailed = has_mail(program)
-        steps = program.prepared.get((index, Aligned.ALL, mailed))
+        in_areas = keeps_words(program)
+        steps = program.prepared.get((index, Aligned.ALL, in_areas))
         if steps is None or not all(step.arguments for step in steps):
             return None
         stream = torch._C._cuda_getCurrentRawStream
-        site = Site(index, _current_device(), stream, scratch, mail_of)
-        sizes = (plan.workspace_bytes, program.words if mailed else 0)
+        site = LaunchSite(index, _current_device(), stream, scratch, areas_of)
+        sizes = (plan.workspace_bytes, program.words if in_areas else 0)
         return write(source(), steps, program.slots, sizes, site)
 
 

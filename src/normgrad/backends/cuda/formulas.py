@@ -67,9 +67,9 @@ def no_pivot(count, x, before):
 
 
 @triton.jit
-def normalized(t, scale, beta):
-    """Y of what `centred` gave; ``scale`` is gamma over the deviation."""
-    return t * scale + beta
+def normalized(t, dy_factor, beta):
+    """Y of what `centred` gave; ``dy_factor`` is gamma over the deviation."""
+    return t * dy_factor + beta
 
 
 @triton.jit

@@ -85,8 +85,8 @@ def evaluate(
     if spec.operator.sums != "given":
         results["dgamma"], results["dbeta"] = formula.parameter_sums(dy, xhat, geometry)
     if spec.dx is not None and geometry.size:
-        inside, outside = formula.factors(rstd, gamma, geometry)
-        g = dy * inside
+        weight, factor = formula.factors(rstd, gamma, geometry)
+        g = dy * weight
         correction = None
         if spec.operator.sums == "given":
             total = operands["counter"].sum()
@@ -95,7 +95,7 @@ def evaluate(
             )
         elif spec.training:
             correction = formula.own_correction(g, xhat, geometry, centred=spec.operator.centred)
-        results["dx"] = formula.input_gradient(g, xhat, outside, correction)
+        results["dx"] = formula.input_gradient(g, xhat, factor, correction)
         results["dx"] = results["dx"] + operands.get("dsum", 0.0)
     elif spec.dx is not None:
         results["dx"] = dy  # as empty as dx is

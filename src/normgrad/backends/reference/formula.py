@@ -16,10 +16,10 @@ Array = Any
 
 
 class Correction(NamedTuple):
-    """What batch statistics take away from dy: ``offset + xhat * slope``."""
+    """What batch statistics take away from dy: ``mean_d + xhat * mean_dt``, the terms' means."""
 
-    offset: Array
-    slope: Array
+    mean_d: Array
+    mean_dt: Array
 
 
 def inverse_deviation(variance: Array, eps: float) -> Array:
@@ -83,18 +83,18 @@ def joined_correction(
 
 
 def factors(rstd: Array, gamma: Array, geometry: Geometry) -> tuple[Array | float, Array]:
-    """Gamma goes outside the sums of a statistic where it is constant over them, else inside.
+    """The weight of dy inside the sums of a statistic, and the factor of the whole difference.
 
-    Returns the factor of dy inside and the factor of the whole difference.
+    Gamma is in the factor where it is constant over the sums, else in the weight.
     """
     return (1.0, rstd * gamma) if geometry.statistic == "channel" else (gamma, rstd)
 
 
-def input_gradient(g: Array, xhat: Array, outside: Array, correction: Correction | None) -> Array:
+def input_gradient(g: Array, xhat: Array, factor: Array, correction: Correction | None) -> Array:
     """``dx``; without a correction the statistics were constants (inference)."""
     if correction is None:
-        return g * outside
-    return (g - correction.offset - xhat * correction.slope) * outside
+        return g * factor
+    return (g - correction.mean_d - xhat * correction.mean_dt) * factor
 
 
 def moments(x: Array, geometry: Geometry, *, centred: bool) -> tuple[Array, Array]:

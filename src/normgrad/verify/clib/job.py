@@ -86,7 +86,7 @@ def concluded(
         for role in changed
     ]
     if not same:
-        faults.append(f"other bits in {len(runs)} runs")
+        faults.append(f"different bits in {len(runs)} runs")
     if not faults:
         return found
     return replace(found, verdict="FAIL", detail="; ".join([*faults, found.detail]))

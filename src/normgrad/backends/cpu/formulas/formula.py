@@ -5,8 +5,9 @@ anew in every process. Numba gets the instructions that a method leaves (see `tr
 compiler it is called. Another operator is a subclass with a few of them; what may follow any of
 them is in `activations`.
 
-Kernels hold the factors of an element as a tuple ``v``: mean, a, beta, b, c. Sums know the first
-three: a is rstd * gamma.
+Kernels hold the factors of an element as a tuple ``v``: mean, dy_factor, beta, x_factor, constant.
+Sums know the first three: dy_factor is rstd * gamma. In rows, which have statistics of their own,
+``m`` and ``s`` are mean and rstd, ``g`` and ``h`` gamma and beta; ``p`` and ``q`` are the two sums.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from normgrad.backends.cpu.vectors.formats import STORED
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """The gradient of a norm: ``dx = a * dy + b * (x - mean) + c``."""
+    """The gradient: ``dx = dy_factor * dy + x_factor * (x - mean) + constant``."""
 
     # The type that a sum of two tensors is rounded to before it is normalized.
     residual: str | None = None
@@ -40,11 +41,11 @@ class Formula:
         """The same with leaky ReLU's slope, where that is its activation."""
         return replace(self, negative_slope=slope) if self.activation == "leaky_relu" else self
 
-    def before(self, t: Any, a: Any, beta: Any) -> Any:
+    def before(self, t: Any, dy_factor: Any, beta: Any) -> Any:
         """What the norm gives, in the same bits wherever: of data in 32 bits or less in float32."""
         if self.dtype != "float64":
-            t, a, beta = in_float32(t), in_float32(a), in_float32(beta)
-        return fma(t, a, beta)
+            t, dy_factor, beta = in_float32(t), in_float32(dy_factor), in_float32(beta)
+        return fma(t, dy_factor, beta)
 
     def after(self, z: Any, like: Any) -> Any:
         """What follows, as wide as others are."""
@@ -89,16 +90,16 @@ class Formula:
         """What of x the statistics leave."""
         return x - mean
 
-    def seen(self, d: Any, t: Any, a: Any, beta: Any) -> Any:
+    def seen(self, d: Any, t: Any, dy_factor: Any, beta: Any) -> Any:
         """The gradient before what followed the norm, an activation."""
-        return d if self.activation is None else self.through(d, self.before(t, a, beta))
+        return d if self.activation is None else self.through(d, self.before(t, dy_factor, beta))
 
     def reads_both(self) -> bool:
         """Whether dy and x are two tensors; the one that is not read is the other."""
         return True
 
     def fused(self) -> bool:
-        """Whether `seen` reads a and beta: sums of others do without."""
+        """Whether `seen` reads dy_factor and beta: sums of others do without."""
         return self.activation is not None
 
     def reads_beta(self) -> bool:
@@ -121,9 +122,11 @@ class Formula:
         """Both sums with one more."""
         return p + d, fma(d, t, q)
 
-    def result(self, d: Any, t: Any, a: Any, beta: Any, b: Any, c: Any) -> Any:
+    def result(
+        self, d: Any, t: Any, dy_factor: Any, beta: Any, x_factor: Any, constant: Any
+    ) -> Any:
         """What is written."""
-        return fma(a, d, fma(b, t, c))
+        return fma(dy_factor, d, fma(x_factor, t, constant))
 
     def share(self, p: Any, q: Any, d: Any, x: Any, v: Any) -> Any:
         """Both sums with one more element of dy and x."""
@@ -140,12 +143,13 @@ class Formula:
         t = self.centre(x, v[0])
         return self.result(self.seen(d, t, v[1], v[2]), t, v[1], v[2], v[3], v[4])
 
-    def coefficients(self, outside: Any, rstd: Any, total: Any, sum_dy: Any, sum_xmu: Any) -> Any:
-        """Factors b and c of one statistic or of lanes, from its sums over so many elements.
+    def coefficients(self, factor: Any, rstd: Any, total: Any, sum_dy: Any, sum_xmu: Any) -> Any:
+        """x_factor and constant of one statistic or of lanes, from its sums over so many elements.
 
-        ``outside`` is a; where a statistic belongs to a row rstd alone: gamma is inside the sums.
+        ``factor`` is dy_factor; where a statistic belongs to a row rstd alone, as gamma is inside
+        the sums.
         """
-        return -outside * (rstd * (sum_xmu * rstd / total)), -outside * (sum_dy / total)
+        return -factor * (rstd * (sum_xmu * rstd / total)), -factor * (sum_dy / total)
 
     def row_share(
         self, p: Any, q: Any, d: Any, x: Any, m: Any, s: Any, g: Any, h: Any
@@ -169,9 +173,11 @@ class Formula:
         """What the sums of a row have of dy."""
         return d * g
 
-    def row_result(self, w: Any, t: Any, s: Any, g: Any, h: Any, b: Any, c: Any) -> Any:
+    def row_result(
+        self, w: Any, t: Any, s: Any, g: Any, h: Any, x_factor: Any, constant: Any
+    ) -> Any:
         """`result` there; ``w`` is s times what is seen of dy."""
-        return self.result(w, t, g, h, b, c)
+        return self.result(w, t, g, h, x_factor, constant)
 
     def row_coefficients(
         self, rstd: Any, sum_g: Any, sum_xmu: Any, inverse: Any, share: Any
@@ -215,14 +221,16 @@ class ConstantStatistics(Formula):
         """Dy alone, but for an activation."""
         return self.fused()
 
-    def result(self, d: Any, t: Any, a: Any, beta: Any, b: Any, c: Any) -> Any:
+    def result(
+        self, d: Any, t: Any, dy_factor: Any, beta: Any, x_factor: Any, constant: Any
+    ) -> Any:
         """Batch norm in inference."""
-        return a * d
+        return dy_factor * d
 
 
 @dataclass(frozen=True, slots=True)
 class RootMeanSquareGradient(Formula):
-    """``dx = a * dy + b * x``: without a mean there is one sum."""
+    """``dx = dy_factor * dy + x_factor * x``: without a mean there is one sum."""
 
     def centre(self, x: Any, mean: Any) -> Any:
         """All of it."""
@@ -232,14 +240,16 @@ class RootMeanSquareGradient(Formula):
         """The second sum alone."""
         return p, fma(d, t, q)
 
-    def result(self, d: Any, t: Any, a: Any, beta: Any, b: Any, c: Any) -> Any:
-        """Without c."""
-        return fma(a, d, b * t)
+    def result(
+        self, d: Any, t: Any, dy_factor: Any, beta: Any, x_factor: Any, constant: Any
+    ) -> Any:
+        """Without the constant."""
+        return fma(dy_factor, d, x_factor * t)
 
 
 @dataclass(frozen=True, slots=True)
 class GivenStatistics(Formula):
-    """The norm itself, ``y = (x - mean) * a + beta``: a far mean goes before all else.
+    """The norm itself, ``y = (x - mean) * dy_factor + beta``: a far mean goes before all else.
 
     In the place of dy it has a residual, which is added before.
     """
@@ -254,7 +264,7 @@ class GivenStatistics(Formula):
             return x
         return as_stored(STORED[self.residual], x + d)
 
-    def seen(self, d: Any, t: Any, a: Any, beta: Any) -> Any:
+    def seen(self, d: Any, t: Any, dy_factor: Any, beta: Any) -> Any:
         """There is no dy: sums are of distances."""
         return t
 
@@ -274,15 +284,19 @@ class GivenStatistics(Formula):
         """It does."""
         return True
 
-    def result(self, d: Any, t: Any, a: Any, beta: Any, b: Any, c: Any) -> Any:
+    def result(
+        self, d: Any, t: Any, dy_factor: Any, beta: Any, x_factor: Any, constant: Any
+    ) -> Any:
         """In this order."""
         if self.activation is None:
-            return fma(t, a, beta)
-        return self.after(self.before(t, a, beta), t)
+            return fma(t, dy_factor, beta)
+        return self.after(self.before(t, dy_factor, beta), t)
 
-    def row_result(self, w: Any, t: Any, s: Any, g: Any, h: Any, b: Any, c: Any) -> Any:
+    def row_result(
+        self, w: Any, t: Any, s: Any, g: Any, h: Any, x_factor: Any, constant: Any
+    ) -> Any:
         """The same with rstd and gamma apart."""
-        return self.result(w, t, s * g, h, b, c)
+        return self.result(w, t, s * g, h, x_factor, constant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +310,7 @@ class Norm(GivenStatistics):
 
 @dataclass(frozen=True, slots=True)
 class RootMeanSquare(Norm):
-    """``y = x * a``: distances are from 0."""
+    """``y = x * dy_factor``: distances are from 0."""
 
     def centre(self, x: Any, mean: Any) -> Any:
         """All of it."""

@@ -85,7 +85,7 @@ class Program:
         # Without data there is nothing to do for samples or rows, of which there may be billions.
         self.geometry = geometry if geometry.size else replace(geometry, outer=0)
         self.statistics = geometry.statistics
-        self.needs = Needs(spec)
+        self.needs = Requirements(spec)
         self.form = self.needs.form
         self.arrangement: Arrangement = arrange(spec, geometry, compute, self.needs.data)
         self.flat: Format = F64 if compute == "float64" else F32
@@ -93,11 +93,11 @@ class Program:
         self.order = self.arrangement.order
         if groups_are_rows(self):
             self.order = "rows"
-        if self.needs.out and self._result_would_cut_otherwise():
+        if self.needs.out and self._result_layout_changes_partition():
             self.arrangement = through_a_copy(self.arrangement, self.needs.out, geometry)
         # Of parameters' sums: rows have gradients that those have no share in.
         self.sum_flat, self.sum_format = self.flat, self.format
-        if self._many_terms():
+        if self._needs_wide_sums():
             self.sum_flat, self.sum_format = F64, F32_WIDE
             if self.order != "rows" or spec.dx is None:
                 self.flat, self.format = F64, F32_WIDE
@@ -107,7 +107,7 @@ class Program:
         self.workspace = 0
         self.copied: list[str] = []
 
-    def _result_would_cut_otherwise(self) -> bool:
+    def _result_layout_changes_partition(self) -> bool:
         """Whether gaps of dx or y would change how sums are cut: it has no say in their bits.
 
         It may be in the place of another, without gaps, as that lies over an operand.
@@ -121,10 +121,11 @@ class Program:
         }[self.order]
         return cut(self, self.needs.data) != cut(self, self.needs.sources)
 
-    def _many_terms(self) -> bool:
+    def _needs_wide_sums(self) -> bool:
         """Whether float32 data add up to parameter gradients of very many terms each.
 
-        What a gradient is may not depend on the batch around it, where it does not by its formula.
+        The bits of a sample's gradient may not depend on the batch size, unless the operator sums
+        over the batch.
         """
         geometry, spec = self.geometry, self.spec
         if spec.operator.forward or set(spec.wanted) <= set(DATA):
@@ -351,13 +352,13 @@ class Program:
     def join_samples(self) -> None:
         """Group norm's parameter gradients."""
         if self.geometry.statistic == "row" and (self.spec.dgamma or self.spec.dbeta):
-            if not self.params[slots.CHUNK]:
-                self.params[slots.CHUNK] = tuned.JOINED_COLUMNS
-            chunks = ceil_div(self.geometry.parameters, self.params[slots.CHUNK])
+            if not self.params[slots.JOIN_COLUMNS]:
+                self.params[slots.JOIN_COLUMNS] = tuned.JOINED_COLUMNS
+            chunks = ceil_div(self.geometry.parameters, self.params[slots.JOIN_COLUMNS])
             self.phase("join_samples", self.geometry.samples * chunks)
 
 
-class Needs:
+class Requirements:
     """Which sums and which data a request needs: what the mask leaves out is not computed."""
 
     def __init__(self, spec: Spec) -> None:

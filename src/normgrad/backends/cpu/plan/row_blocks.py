@@ -19,7 +19,7 @@ def channels_last(program: "Program") -> None:
     even, folded = evenly_and_folded(program, needs.data)
     rows //= folded
     width = columns * folded
-    params[slots.RUN] = max(rows if even else geometry.inner, 1)
+    params[slots.EVEN_ROWS] = max(rows if even else geometry.inner, 1)
     _row_steps(program, even, folded)
     params[slots.ROWS] = rows
     params[slots.FOLDED] = folded
@@ -33,12 +33,12 @@ def channels_last(program: "Program") -> None:
     # number of samples must not decide.
     near = tuned.SAMPLE_BYTES if by_row else tuned.LAST_CACHE // 2
     if narrow or sample_bytes <= near:
-        params[slots.SIDE_BY_SIDE] = 1 if program.far() else 2
-        params[slots.FAR] = int(program.far() and not narrow)
-    block = cut_blocks(program, samples, rows, width, alone=by_row)
+        params[slots.FOUR_ROWS] = 1 if program.far() else 2
+        params[slots.PREFETCH_AHEAD] = int(program.far() and not narrow)
+    block = cut_blocks(program, samples, rows, width, one_sample_cut=by_row)
     blocks = ceil_div(rows, block)
-    params[slots.CHUNK] = _joined_columns(program, folded)
-    params[slots.CHUNKS] = ceil_div(columns, params[slots.CHUNK])
+    params[slots.JOIN_COLUMNS] = _joined_columns(program, folded)
+    params[slots.JOIN_TASKS] = ceil_div(columns, params[slots.JOIN_COLUMNS])
     params[slots.AT_COEFFICIENTS] = program.reserve(samples * 5 * width * program.flat.itemsize)
     params[slots.AT_SUMS] = program.reserve(samples * 2 * width * 8)
     if needs.sum_dy:
@@ -48,9 +48,9 @@ def channels_last(program: "Program") -> None:
     # Both passes read x and dy; where only one is made there is nothing to find in the cache.
     both = needs.sum_xmu and needs.out is not None
     if by_row and both and sample_bytes <= near and samples >= tuned.SOME_SAMPLES:
-        params[slots.SIDE_BY_SIDE] = 2 if sample_bytes <= tuned.SMALL_SAMPLE else 1
-        params[slots.FAR] = int(program.far())
-        params[slots.ASKS] = int(sample_bytes <= tuned.SMALL_SAMPLE)
+        params[slots.FOUR_ROWS] = 2 if sample_bytes <= tuned.SMALL_SAMPLE else 1
+        params[slots.PREFETCH_AHEAD] = int(program.far())
+        params[slots.PREFETCH_NEXT_TASK] = int(sample_bytes <= tuned.SMALL_SAMPLE)
         program.phase("whole_samples", samples, program.form, program.format, program.flat)
     else:
         _in_passes(program, samples, ceil_div(samples * blocks, params[slots.PER_TASK]))
@@ -65,7 +65,7 @@ def _in_passes(program: "Program", samples: int, work: int) -> None:
     if program.needs.sum_dy:
         program.phase("sum_row_blocks", work, form, fmt, flat)
     by_row = program.geometry.statistic == "row"
-    program.phase("join_blocks", samples * program.params[slots.CHUNKS], form, flat, by_row)
+    program.phase("join_blocks", samples * program.params[slots.JOIN_TASKS], form, flat, by_row)
     if program.needs.out:
         program.phase("write_row_blocks", work, form, fmt, flat)
 
@@ -121,19 +121,20 @@ def cut_blocks(
     rows: int,
     columns: int,
     *,
-    joined: bool = True,
-    alone: bool = False,
+    has_parameter_sums: bool = True,
+    one_sample_cut: bool = False,
 ) -> int:
     """Rows of a block: enough blocks for many cores, and few enough to join quickly.
 
-    ``alone``: as if there were one sample, cut into a few.
+    ``one_sample_cut``: each sample is cut as if it were the only one, so that its bits do not
+    depend on the batch.
     """
     # Joining a block costs what two of its rows cost. Few long rows: layer norm 20x65536 takes
     # 0.57 ms in blocks of 8, 0.61 of 16, 0.60 of 4; dx alone 0.44 of 16, 0.34 of 4 (float32).
-    together = rows if alone else samples * rows
-    least = 8 if together < 64 else 16 if together < 256 else 32
-    least = least if joined else 4
-    block = min(tuned.BLOCK_ROWS, max(least, ceil_div(together, 4 if alone else 64)))
+    total_rows = rows if one_sample_cut else samples * rows
+    least = 8 if total_rows < 64 else 16 if total_rows < 256 else 32
+    least = least if has_parameter_sums else 4
+    block = min(tuned.BLOCK_ROWS, max(least, ceil_div(total_rows, 4 if one_sample_cut else 64)))
     block = ceil_div(block, 4) * 4
     program.params[slots.BLOCK] = block
     program.params[slots.BLOCKS] = ceil_div(rows, block)

@@ -63,19 +63,21 @@ def rows(program: "Program") -> None:
     params[slots.SUM_XMU] = int(program.spec.dgamma is not None)
     params[slots.ROWS] = rows
     params[slots.WIDTH] = columns
-    params[slots.APART] = ceil_div(columns * program.sum_flat.itemsize, 64) * 64
+    params[slots.DGAMMA_OFFSET] = ceil_div(columns * program.sum_flat.itemsize, 64) * 64
     program.stream(columns)
     # 16384x768 in float32 without dx takes 2.6 to 3.0 ms so, 3.4 without; in the cache it costs.
-    params[slots.ASKS] = int(wants and program.spec.dx is None and program.large())
+    params[slots.PREFETCH_NEXT_TASK] = int(wants and program.spec.dx is None and program.large())
     if _in_strips(program):
         _strips(program, columns)
         return
     blocks = (
-        sets * groups * ceil_div(rows, cut_blocks(program, groups, rows, columns, joined=wants))
+        sets
+        * groups
+        * ceil_div(rows, cut_blocks(program, groups, rows, columns, has_parameter_sums=wants))
     )
     given = _gamma_and_beta(program, columns)
     if wants:
-        params[slots.AT_PARTS] = program.reserve(blocks * 2 * params[slots.APART])
+        params[slots.AT_PARTS] = program.reserve(blocks * 2 * params[slots.DGAMMA_OFFSET])
     work = ceil_div(blocks, params[slots.PER_TASK])
     params[slots.AT_COEFFICIENTS] = program.reserve(work * FACTORS)
     formats = program.format, program.flat, program.sum_format, program.sum_flat, columns <= SHORT
@@ -113,10 +115,10 @@ def _gamma_and_beta(program: "Program", columns: int) -> int:
 def _join(program: "Program", columns: int) -> None:
     """The parameters' sums of all blocks."""
     geometry, params = program.geometry, program.params
-    params[slots.CHUNK] = tuned.JOINED_COLUMNS
+    params[slots.JOIN_COLUMNS] = tuned.JOINED_COLUMNS
     if geometry.inner == 1:
-        params[slots.CHUNKS] = ceil_div(columns, tuned.JOINED_COLUMNS)
-        work = geometry.samples * geometry.groups * params[slots.CHUNKS]
+        params[slots.JOIN_TASKS] = ceil_div(columns, tuned.JOINED_COLUMNS)
+        work = geometry.samples * geometry.groups * params[slots.JOIN_TASKS]
         program.phase("join_rows", work, program.sum_flat)
     else:
         channels = ceil_div(geometry.parameters, tuned.JOINED_COLUMNS)
@@ -141,11 +143,11 @@ def _in_strips(program: "Program") -> bool:
 def _strips(program: "Program", columns: int) -> None:
     """Some columns of all rows in each task, joined as a single block is."""
     params, sets = program.params, program.geometry.samples
-    params[slots.PIECES] = ceil_div(columns, tuned.ROW_STRIP)
-    work = sets * params[slots.PIECES]
-    params[slots.PIECE] = tuned.ROW_STRIP
+    params[slots.SPLIT_COUNT] = ceil_div(columns, tuned.ROW_STRIP)
+    work = sets * params[slots.SPLIT_COUNT]
+    params[slots.SPLIT_ELEMENTS] = tuned.ROW_STRIP
     params[slots.BLOCKS] = 1
-    params[slots.AT_PARTS] = program.reserve(sets * 2 * params[slots.APART])
+    params[slots.AT_PARTS] = program.reserve(sets * 2 * params[slots.DGAMMA_OFFSET])
     params[slots.AT_COEFFICIENTS] = program.reserve(work * FACTORS)
     given = _gamma_and_beta(program, columns)
     formats = program.form, program.format, program.flat

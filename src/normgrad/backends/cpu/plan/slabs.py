@@ -20,7 +20,7 @@ def channels_first(program: "Program") -> None:
     params[slots.SEGMENTS] = segments
     # What was just summed is near, all of it in the last cache at least.
     beyond = 2 * geometry.size * program.format.itemsize > tuned.LAST_CACHE
-    params[slots.FAR] = int(not needs.sum_dy or (beyond and slabs < tuned.FEW_SLABS))
+    params[slots.PREFETCH_AHEAD] = int(not needs.sum_dy or (beyond and slabs < tuned.FEW_SLABS))
     program.stream(geometry.inner)
     _units(program, segments)
     if by_row and not needs.own:
@@ -43,24 +43,24 @@ def _units(program: "Program", segments: int) -> None:
         # Short segments are summed four at a time: the same four of a slab, whole or in units.
         gathered -= gathered % 4
     per_segment = ceil_div(geometry.inner, piece)
-    params[slots.PIECES] = ceil_div(segments, gathered) * per_segment
-    params[slots.PIECE] = piece
-    params[slots.GATHERED] = gathered
+    params[slots.SPLIT_COUNT] = ceil_div(segments, gathered) * per_segment
+    params[slots.SPLIT_ELEMENTS] = piece
+    params[slots.SPLIT_SEGMENTS] = gathered
 
 
 def _split(program: "Program", slabs: int, segments: int) -> None:
     """Slabs in units for several threads."""
     geometry, params, needs = program.geometry, program.params, program.needs
-    form, pieces = program.form, params[slots.PIECES]
+    form, pieces = program.form, params[slots.SPLIT_COUNT]
     by_row = geometry.statistic == "row"
     of_units = form, program.format, by_row
     apart = by_row and not needs.own  # sums of each segment
-    per_segment = ceil_div(geometry.inner, params[slots.PIECE])
+    per_segment = ceil_div(geometry.inner, params[slots.SPLIT_ELEMENTS])
     parts = segments * per_segment if apart else pieces
     params[slots.AT_PARTS] = program.reserve(slabs * parts * 16)
     params[slots.AT_COEFFICIENTS] = program.reserve(slabs * 16)
     together = _together(program, slabs, segments * geometry.inner)
-    params[slots.FAR] &= int(together == slabs)
+    params[slots.PREFETCH_AHEAD] &= int(together == slabs)
     for first in range(0, slabs, max(together, 1)):
         last = min(first + together, slabs)
         units = (last - first) * pieces
@@ -77,21 +77,21 @@ def _whole(program: "Program", slabs: int, elements: int) -> None:
     by_row = geometry.statistic == "row"
     if by_row and _without_gaps(program):
         program.stream(elements)
-        params[slots.DENSE] = params[slots.STREAM_DX]
-    # Some tasks at least: three of them keep two threads busy for as long as four.
+        params[slots.STREAM_ACROSS_SEGMENTS] = params[slots.STREAM_DX]
+    # At least SOME_TASKS, so that the tail is short: three tasks take two threads as long as four.
     each = min(tuned.TASK_ELEMENTS, geometry.size // tuned.SOME_TASKS)
     params[slots.PER_TASK] = max(1, each // max(elements, 1))
     short = geometry.inner * program.format.itemsize <= tuned.ASKED_SEGMENT
-    params[slots.ASKS] = int(not by_row and short and params[slots.STREAM_DX])
+    params[slots.PREFETCH_NEXT_TASK] = int(not by_row and short and params[slots.STREAM_DX])
     tasks = ceil_div(slabs, params[slots.PER_TASK])
-    if _lone(program, elements):
+    if _single_segments(program, elements):
         params[slots.AT_COEFFICIENTS] = program.reserve(tasks * 5 * tuned.EIGHT)
         program.phase("single_segment_slabs", tasks, program.form, program.format, program.flat)
     else:
         program.phase("slabs", tasks, program.form, program.format, by_row)
 
 
-def _lone(program: "Program", elements: int) -> bool:
+def _single_segments(program: "Program", elements: int) -> bool:
     """Whether slabs are single short segments, whose factors cost as much as their data.
 
     From memory 64x256x14x14 in float32 takes a third longer eight at a time.
@@ -133,9 +133,9 @@ def _strips(program: "Program", strip: int) -> None:
     geometry, params = program.geometry, program.params
     size = geometry.channels * geometry.inner
     program.stream(strip * geometry.inner)
-    params[slots.FAR] = int(program.far())
+    params[slots.PREFETCH_AHEAD] = int(program.far())
     params[slots.PER_TASK] = strip
-    params[slots.ASKS] = params[slots.STREAM_DX]
+    params[slots.PREFETCH_NEXT_TASK] = params[slots.STREAM_DX]
     params[slots.BLOCK] = tuned.BLOCK_ROWS
     params[slots.AT_COEFFICIENTS] = program.reserve(5 * size * program.flat.itemsize)
     params[slots.AT_PARTS] = program.reserve(2 * size * program.flat.itemsize)

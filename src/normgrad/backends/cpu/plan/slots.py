@@ -31,16 +31,16 @@ EPS: Final = 14  # the bits of a float64
 PER_TASK: Final = 15  # slabs or blocks that one task covers
 SLABS: Final = 16
 SEGMENTS: Final = 17  # of one slab
-PIECES: Final = 18  # units that one slab is split into
-PIECE: Final = 19  # elements of a segment in one unit, columns of a strip of rows
-GATHERED: Final = 20  # segments in one unit
+SPLIT_COUNT: Final = 18  # units that one slab, or strips that the rows of a sample are split into
+SPLIT_ELEMENTS: Final = 19  # of a segment in one unit; columns of a strip of rows
+SPLIT_SEGMENTS: Final = 20  # in one unit
 BLOCK: Final = 21  # rows of a block
 BLOCKS: Final = 22  # of one sample
 SAMPLES: Final = 23
 ROWS: Final = 24  # of one sample
-RUN: Final = 25  # rows at an even distance
-CHUNK: Final = 26  # columns that one joining task covers
-CHUNKS: Final = 27
+EVEN_ROWS: Final = 25  # at an even distance
+JOIN_COLUMNS: Final = 26  # that one joining task covers
+JOIN_TASKS: Final = 27
 
 # Offsets into the workspace.
 AT_COUNT: Final = 28  # one float64: the joined count
@@ -84,20 +84,24 @@ STRIDE: Final = 2
 LENGTH: Final = 3
 
 # Rows of channels last.
-SIDE_BY_SIDE: Final = 88  # four of them are summed at a time; 2: and written
+FOUR_ROWS: Final = 88  # are summed at a time; 2: and written
 FOLDED: Final = 89  # rows of few channels that are taken as one
 WIDTH: Final = 90  # columns of such a row: FOLDED * COLUMNS
 
 # Slabs of group norm.
-DENSE: Final = 91  # segments follow each other without gaps in x, dy and dx, and dx is streamed
+STREAM_ACROSS_SEGMENTS: Final = 91  # which follow each other without gaps in x, dy and dx
 
 # The order in which memory is touched.
-FAR: Final = 92  # lines are asked for ahead: channels first in writing, last in adding four
-ASKS: Final = 93  # the next slab is asked for while one is written, rows while some are added
+# Lines are asked for ahead: channels first in the write pass; channels last in the sum pass, where
+# four rows are added at a time.
+PREFETCH_AHEAD: Final = 92
+# In the write pass (slabs, strips, samples) the data of the next task are asked for; in the sum
+# pass (rows) the next four rows.
+PREFETCH_NEXT_TASK: Final = 93
 BACKWARDS: Final = 94  # rows are written from the last on: what was summed last may be in the cache
 
 # Parameters' sums of a block of rows.
-APART: Final = 95  # bytes from dbeta's to dgamma's, whole vectors
+DGAMMA_OFFSET: Final = 95  # bytes from the sums of dbeta to those of dgamma, whole vectors
 
 # A statistic of a single element: dy and the mean of all dy are the same number.
 ALONE: Final = 96
@@ -149,7 +153,7 @@ COPY_AXES: Final = 8  # size, stride there, stride here for each axis
 PER_COPY: Final = COPY_AXES + 3 * 8
 
 # A team's job begins with the four arguments of `drive`, addresses and counters as offsets in bytes
-# from the job until it is led. Those two follow it.
+# from the job until it is run. Those two follow it.
 JOB_PARAMS: Final = 0
 JOB_ADDRESSES: Final = 1
 JOB_WORKSPACE: Final = 2

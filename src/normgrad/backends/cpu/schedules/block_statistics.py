@@ -15,9 +15,9 @@ from normgrad.backends.cpu.schedules.scalar import (
     place,
 )
 from normgrad.backends.cpu.vectors import (
+    hidden_constant,
     lanes,
     load_part,
-    plain,
     read,
     size_of,
     splat,
@@ -32,7 +32,7 @@ from normgrad.backends.cpu.vectors.formats import F64
 @jit.inner
 def row_at(params, addresses, workspace, role, sample, row):
     """The address of a row."""
-    run = params[slots.RUN]
+    run = params[slots.EVEN_ROWS]
     outer = row // run
     start = place(params, addresses, workspace, role)
     start += sample * params[role + slots.BY_SAMPLE] + outer * params[role + slots.BY_OUTER]
@@ -69,12 +69,12 @@ def distances(form, fmt, flat, params, addresses, workspace, sample, row, end, s
     columns = params[slots.WIDTH]
     fill(flat, sums, 0.0, 2 * columns)
     while row < end:
-        rows = min(end - row, params[slots.RUN] - row % params[slots.RUN])
+        rows = min(end - row, params[slots.EVEN_ROWS] - row % params[slots.EVEN_ROWS])
         x = row_at(params, addresses, workspace, slots.X, sample, row)
         step = params[slots.X + slots.BY_INNER]
         add_rows(
-            form, fmt, flat, x, x, step, step, rows, columns, start, sums, plain(True),
-            params[slots.SIDE_BY_SIDE] != 0, params[slots.FAR] != 0,
+            form, fmt, flat, x, x, step, step, rows, columns, start, sums, hidden_constant(True),
+            params[slots.FOUR_ROWS] != 0, params[slots.PREFETCH_AHEAD] != 0,
         )  # fmt: skip
         row += rows
 
@@ -135,18 +135,22 @@ def column_moments(form, flat, params, workspace, sample, column, part):
 @jit.inner
 def channel_statistics(form, flat, params, addresses, workspace, first, last):
     """Batch norm: statistics and factors of some channels, eight at a time."""
-    span, one = params[slots.WIDTH] * size_of(flat), plain(1)
+    span, one = params[slots.WIDTH] * size_of(flat), hidden_constant(1)
     for column in range(first, last, lanes(F64)):
         part = min(lanes(F64), last - column)
-        mean, squares = column_moments(form, flat, params, workspace, plain(0), column, part)
+        mean, squares = column_moments(
+            form, flat, params, workspace, hidden_constant(0), column, part
+        )
         rstd = own_statistics(params, addresses, workspace, column, one, part, mean, squares)
         rstd = form.given(rstd)
-        a = rstd * entries(params, addresses, workspace, slots.GAMMA, column, one, part, 1.0)
+        dy_factor = rstd * entries(
+            params, addresses, workspace, slots.GAMMA, column, one, part, 1.0
+        )
         beta = entries(params, addresses, workspace, slots.BETA, column, one, part, 0.0)
         at = workspace + params[slots.AT_COEFFICIENTS] + column * size_of(flat)
         for _ in range(params[slots.FOLDED]):
             store_rounded(flat, at, mean, part)
-            store_rounded(flat, at + span, a, part)
+            store_rounded(flat, at + span, dy_factor, part)
             store_rounded(flat, at + 2 * span, beta, part)
             at += params[slots.COLUMNS] * size_of(flat)
 
@@ -179,7 +183,7 @@ def group_statistics(form, flat, params, addresses, workspace, sample, first, la
         rstd = form.given(rstd)
         at = workspace + params[slots.AT_COEFFICIENTS] + sample * 5 * span
         at += group * channels * size_of(flat)
-        end, one = (group + 1) * channels, plain(1)
+        end, one = (group + 1) * channels, hidden_constant(1)
         before = sample * params[slots.OWN_GROUPS] * channels  # parameters of other samples
         for column in range(group * channels, end, lanes(F64)):
             part = min(lanes(F64), end - column)

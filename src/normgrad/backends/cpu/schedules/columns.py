@@ -173,7 +173,7 @@ def fill(flat, address, value, length):
 
 
 @jit.inner
-def four_written(
+def write_four(
     form, fmt, flat, dy, x, dx, dy_step, x_step, dx_step, columns, factors, streaming, ask_dy,
     ask_x,
 ):  # fmt: skip
@@ -233,7 +233,7 @@ def write_rows(
     row = 0
     while row < rows:
         if four and rows - row >= 4:
-            four_written(
+            write_four(
                 form, fmt, flat, dy, x, dx, dy_step, x_step, dx_step, columns, factors, streaming,
                 ask_dy, ask_x,
             )  # fmt: skip

@@ -28,14 +28,14 @@ from normgrad.backends.cpu.schedules.scalar import (
     read_any,
     share_of_dy,
 )
-from normgrad.backends.cpu.schedules.segments import completed, plus
+from normgrad.backends.cpu.schedules.segments import two_sum_result, two_sum_step
 from normgrad.backends.cpu.schedules.slabs import known
 from normgrad.backends.cpu.vectors import (
     fence,
     float_of,
+    hidden_constant,
     lanes,
     load_part,
-    plain,
     read,
     size_of,
     splat,
@@ -59,7 +59,7 @@ def block_sums(form, fmt, flat, params, addresses, workspace, first, last):
         factors = workspace + params[slots.AT_COEFFICIENTS] + sample * 5 * columns * size_of(flat)
         fill(flat, sums, 0.0, 2 * columns)
         while row < end:
-            rows = min(end - row, params[slots.RUN] - row % params[slots.RUN])
+            rows = min(end - row, params[slots.EVEN_ROWS] - row % params[slots.EVEN_ROWS])
             add_rows(
                 form,
                 fmt,
@@ -73,14 +73,14 @@ def block_sums(form, fmt, flat, params, addresses, workspace, first, last):
                 factors,
                 sums,
                 params[slots.SUM_XMU] != 0,
-                params[slots.SIDE_BY_SIDE] != 0,
-                params[slots.FAR] != 0,
+                params[slots.FOUR_ROWS] != 0,
+                params[slots.PREFETCH_AHEAD] != 0,
             )
             row += rows
 
 
 @jit.inner
-def blocks_written(form, fmt, flat, params, addresses, workspace, first, last, ask_dy, ask_x):
+def write_blocks(form, fmt, flat, params, addresses, workspace, first, last, ask_dy, ask_x):
     """What is written of a few blocks of rows."""
     columns = params[slots.WIDTH]
     blocks = params[slots.BLOCKS]
@@ -91,7 +91,7 @@ def blocks_written(form, fmt, flat, params, addresses, workspace, first, last, a
         end = min(row + params[slots.BLOCK], params[slots.ROWS])
         factors = workspace + params[slots.AT_COEFFICIENTS] + sample * 5 * columns * size_of(flat)
         while row < end:
-            rows = min(end - row, params[slots.RUN] - row % params[slots.RUN])
+            rows = min(end - row, params[slots.EVEN_ROWS] - row % params[slots.EVEN_ROWS])
             dx = row_at(params, addresses, workspace, slots.DX, sample, row)
             step = params[slots.DX + slots.BY_INNER]
             write_rows(
@@ -108,7 +108,7 @@ def blocks_written(form, fmt, flat, params, addresses, workspace, first, last, a
                 columns,
                 factors,
                 streaming and (dx | step) & 63 == 0,
-                params[slots.SIDE_BY_SIDE] > 1,
+                params[slots.FOUR_ROWS] > 1,
                 ask_dy,
                 ask_x,
             )
@@ -121,7 +121,7 @@ def blocks_written(form, fmt, flat, params, addresses, workspace, first, last, a
 def channel_factors(form, flat, params, addresses, workspace, first, last):
     """Batch norm: results and factors of some channels from their sums, eight at a time."""
     span = params[slots.WIDTH] * size_of(flat)
-    elements, one = splat(F64, count(params, workspace)), plain(1)
+    elements, one = splat(F64, count(params, workspace)), hidden_constant(1)
     share = splat(F64, share_of_dy(params))
     for column in range(first, last, lanes(F64)):
         part = min(lanes(F64), last - column)
@@ -142,18 +142,22 @@ def channel_factors(form, flat, params, addresses, workspace, first, last):
                 params, addresses, workspace, slots.SUM_XMU_VECTOR, column, one, part, 0.0
             )
         if params[slots.WRITE_DX]:
-            a = rstd * entries(params, addresses, workspace, slots.GAMMA, column, one, part, 1.0)
-            b, c = zero(F64), zero(F64)
+            dy_factor = rstd * entries(
+                params, addresses, workspace, slots.GAMMA, column, one, part, 1.0
+            )
+            x_factor, constant = zero(F64), zero(F64)
             if params[slots.CORRECTION] != slots.NO_CORRECTION:
-                b, c = form.coefficients(a, rstd, elements, sum_dy * share, sum_xmu)
+                x_factor, constant = form.coefficients(
+                    dy_factor, rstd, elements, sum_dy * share, sum_xmu
+                )
             at = workspace + params[slots.AT_COEFFICIENTS] + column * size_of(flat)
             for _ in range(params[slots.FOLDED]):
-                store_rounded(flat, at + span, a * share, part)
+                store_rounded(flat, at + span, dy_factor * share, part)
                 if form.reads_beta():
                     beta = entries(params, addresses, workspace, slots.BETA, column, one, part, 0.0)
                     store_rounded(flat, at + 2 * span, beta, part)
-                store_rounded(flat, at + 3 * span, b, part)
-                store_rounded(flat, at + 4 * span, c, part)
+                store_rounded(flat, at + 3 * span, x_factor, part)
+                store_rounded(flat, at + 4 * span, constant, part)
                 at += params[slots.COLUMNS] * size_of(flat)
 
 
@@ -182,18 +186,18 @@ def group_factors(form, flat, params, addresses, workspace, sample, first, last)
             gamma = read_any(code, gammas + column * step) if code >= 0 else 1.0
             other = read(F64, sums + (columns + column) * 8)
             one = gamma * read(F64, sums + column * 8)
-            sum_dy, rest_dy = plus(flat, sum_dy, rest_dy, one)
-            sum_xmu, rest_xmu = plus(flat, sum_xmu, rest_xmu, gamma * other)
+            sum_dy, rest_dy = two_sum_step(flat, sum_dy, rest_dy, one)
+            sum_xmu, rest_xmu = two_sum_step(flat, sum_xmu, rest_xmu, gamma * other)
             write(F64, sums + (columns + column) * 8, other * rstd)
             if writing:
                 write(flat, factors + span + column * size_of(flat), rstd * gamma * share)
         if writing:
-            sum_dy, sum_xmu = completed(sum_dy, rest_dy), completed(sum_xmu, rest_xmu)
-            b, c = form.coefficients(rstd, rstd, elements, sum_dy * share, sum_xmu)
+            sum_dy, sum_xmu = two_sum_result(sum_dy, rest_dy), two_sum_result(sum_xmu, rest_xmu)
+            x_factor, constant = form.coefficients(rstd, rstd, elements, sum_dy * share, sum_xmu)
             at = factors + 3 * span + group * channels * size_of(flat)
             for _ in range(channels):
-                write(flat, at, b)
-                write(flat, at + span, c)
+                write(flat, at, x_factor)
+                write(flat, at + span, constant)
                 at += size_of(flat)
 
 
@@ -218,7 +222,7 @@ def spread(form, flat, params, addresses, workspace, sample):
                     write(flat, target + 2 * span, v[2])
                 target += size_of(flat)
         return
-    one = plain(1)
+    one = hidden_constant(1)
     for column in range(0, columns, lanes(F64)):
         part = min(lanes(F64), columns - column)
         mean = entries(params, addresses, workspace, slots.MEAN, column, one, part, 0.0)
@@ -226,9 +230,11 @@ def spread(form, flat, params, addresses, workspace, sample):
             there = target + (folded * columns + column) * size_of(flat)
             store_rounded(flat, there, mean, part)
             if form.fused():
-                a = inverse_deviations(params, addresses, workspace, column, one, part)
-                a = a * entries(params, addresses, workspace, slots.GAMMA, column, one, part, 1.0)
-                store_rounded(flat, there + span, a, part)
+                dy_factor = inverse_deviations(params, addresses, workspace, column, one, part)
+                dy_factor = dy_factor * entries(
+                    params, addresses, workspace, slots.GAMMA, column, one, part, 1.0
+                )
+                store_rounded(flat, there + span, dy_factor, part)
                 beta = entries(params, addresses, workspace, slots.BETA, column, one, part, 0.0)
                 store_rounded(flat, there + 2 * span, beta, part)
 
@@ -270,8 +276,17 @@ def write_row_blocks(formula, fmt, flat):
         if params[slots.BACKWARDS]:
             last = params[slots.BLOCKS] * params[slots.SAMPLES] - index * params[slots.PER_TASK]
             first = max(last - params[slots.PER_TASK], 0)
-        blocks_written(
-            form, fmt, flat, params, addresses, workspace, first, last, plain(0), plain(0)
+        write_blocks(
+            form,
+            fmt,
+            flat,
+            params,
+            addresses,
+            workspace,
+            first,
+            last,
+            hidden_constant(0),
+            hidden_constant(0),
         )
         return 0
 
@@ -289,19 +304,23 @@ def whole_samples(formula, fmt, flat):
         block = sample * blocks
         if own:
             block_moments(form, fmt, flat, params, addresses, workspace, block, block + blocks)
-            group_statistics(form, flat, params, addresses, workspace, sample, plain(0), columns)
+            group_statistics(
+                form, flat, params, addresses, workspace, sample, hidden_constant(0), columns
+            )
         else:
             spread(form, flat, params, addresses, workspace, sample)
             block_sums(form, fmt, flat, params, addresses, workspace, block, block + blocks)
-            join_columns(flat, params, workspace, sample, plain(0), columns)
-            group_factors(form, flat, params, addresses, workspace, sample, plain(0), columns)
+            join_columns(flat, params, workspace, sample, hidden_constant(0), columns)
+            group_factors(
+                form, flat, params, addresses, workspace, sample, hidden_constant(0), columns
+            )
         ask_dy = 0
         ask_x = 0
-        if params[slots.ASKS] and after > sample:
+        if params[slots.PREFETCH_NEXT_TASK] and after > sample:
             ask_dy = (after - sample) * params[slots.DY + slots.BY_SAMPLE]
             ask_x = (after - sample) * params[slots.X + slots.BY_SAMPLE]
         for back in range(block + blocks - 1, block - 1, -1):
-            blocks_written(
+            write_blocks(
                 form, fmt, flat, params, addresses, workspace, back, back + 1, ask_dy, ask_x
             )
         return 0
@@ -314,9 +333,9 @@ def join_blocks(form, flat, by_row):
     own = form.own_statistics()
 
     def join_blocks_task(params, addresses, workspace, argument, index, after):
-        sample = index // params[slots.CHUNKS]
-        first = (index - sample * params[slots.CHUNKS]) * params[slots.CHUNK]
-        last = min(first + params[slots.CHUNK], params[slots.COLUMNS])
+        sample = index // params[slots.JOIN_TASKS]
+        first = (index - sample * params[slots.JOIN_TASKS]) * params[slots.JOIN_COLUMNS]
+        last = min(first + params[slots.JOIN_COLUMNS], params[slots.COLUMNS])
         if own:
             if by_row:
                 group_statistics(form, flat, params, addresses, workspace, sample, first, last)
@@ -342,10 +361,10 @@ def join_samples():
     def join_whole_samples_task(params, addresses, workspace, argument, index, after):
         columns = params[slots.COLUMNS]
         samples = params[slots.OUTER] // params[slots.SETS]
-        chunks = -(-columns // params[slots.CHUNK])
+        chunks = -(-columns // params[slots.JOIN_COLUMNS])
         own = index // chunks  # which of them, where each has parameters of its own
-        first = (index - own * chunks) * params[slots.CHUNK]
-        last = min(first + params[slots.CHUNK], columns)
+        first = (index - own * chunks) * params[slots.JOIN_COLUMNS]
+        last = min(first + params[slots.JOIN_COLUMNS], columns)
         sums = workspace + params[slots.AT_SUMS] + own * 2 * columns * 8
         for row in range(2):
             at = sums + (row * columns + first) * 8

@@ -67,14 +67,14 @@ def join_rows(flat):
     def join_rows_task(params, addresses, workspace, argument, index, after):
         columns = params[slots.WIDTH]
         blocks = params[slots.BLOCKS]
-        group = index // params[slots.CHUNKS]  # of all samples that have their own
+        group = index // params[slots.JOIN_TASKS]  # of all samples that have their own
         sample = group // params[slots.GROUPS]
-        stride = params[slots.GROUPS] * 2 * params[slots.APART]
-        first = index % params[slots.CHUNKS] * params[slots.CHUNK]
-        last = min(first + params[slots.CHUNK], columns)
+        stride = params[slots.GROUPS] * 2 * params[slots.DGAMMA_OFFSET]
+        first = index % params[slots.JOIN_TASKS] * params[slots.JOIN_COLUMNS]
+        last = min(first + params[slots.JOIN_COLUMNS], columns)
         before = group * columns  # columns of other groups
         at = workspace + params[slots.AT_PARTS] + sample * blocks * stride
-        at += (group - sample * params[slots.GROUPS]) * 2 * params[slots.APART]
+        at += (group - sample * params[slots.GROUPS]) * 2 * params[slots.DGAMMA_OFFSET]
         width = lanes(flat)
         for slot in (slots.DBETA, slots.DGAMMA):
             column = first if params[slot + slots.CODE] >= 0 else last  # nobody wants it
@@ -89,7 +89,7 @@ def join_rows(flat):
                 one = joined(flat, at + column * size_of(flat), left, stride, part)
                 put_column(params, addresses, workspace, slot, before + column, one, part)
                 column += width
-            at += params[slots.APART]
+            at += params[slots.DGAMMA_OFFSET]
         return 0
 
     return join_rows_task
@@ -100,13 +100,13 @@ def join_channels(flat):
 
     def join_channels_task(params, addresses, workspace, argument, index, after):
         pixels = params[slots.INNER]
-        stride = params[slots.GROUPS] * 2 * params[slots.APART]
+        stride = params[slots.GROUPS] * 2 * params[slots.DGAMMA_OFFSET]
         width = lanes(flat)
-        first = index * params[slots.CHUNK]
-        for channel in range(first, min(first + params[slots.CHUNK], params[slots.COLUMNS])):
+        first = index * params[slots.JOIN_COLUMNS]
+        for channel in range(first, min(first + params[slots.JOIN_COLUMNS], params[slots.COLUMNS])):
             group = channel // params[slots.CHANNELS]
             before = channel % params[slots.CHANNELS] * pixels
-            at = workspace + params[slots.AT_PARTS] + group * 2 * params[slots.APART]
+            at = workspace + params[slots.AT_PARTS] + group * 2 * params[slots.DGAMMA_OFFSET]
             at += before * size_of(flat)
             for slot in (slots.DBETA, slots.DGAMMA):
                 sums = widen(zero(flat))
@@ -117,7 +117,7 @@ def join_channels(flat):
                     part = min(width, pixels - column)
                     sums = sums + joined(flat, here, left, stride, part)
                 put(params, addresses, workspace, slot, channel, total(sums))
-                at += params[slots.APART]
+                at += params[slots.DGAMMA_OFFSET]
         return 0
 
     return join_channels_task

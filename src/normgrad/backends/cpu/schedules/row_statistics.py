@@ -12,14 +12,14 @@ from normgrad.backends.cpu.schedules.scalar import (
     not_negative,
     own_statistic,
 )
-from normgrad.backends.cpu.schedules.segments import ask, completed, plus, rounded
+from normgrad.backends.cpu.schedules.segments import ask, rounded, two_sum_result, two_sum_step
 from normgrad.backends.cpu.vectors import (
     four_totals,
+    hidden_constant,
     lane_of,
     lanes,
     load,
     load_part,
-    plain,
     read,
     size_of,
     splat,
@@ -38,7 +38,7 @@ _DEPTH = 32
 # Bytes of the factors of four rows: their means, rstd, b and c, each in half of a vector, and a 0.
 # One row at a time made 10000x8 in float32 106 us, 94 so.
 FACTORS = 320
-RSTD, B, C, NOTHING = 64, 128, 192, 256
+RSTD, X_FACTOR, CONSTANT, NOTHING = 64, 128, 192, 256
 # Columns of rows whose lanes are added up four rows at a time: in the cache 1024x64 takes 10 to
 # 17 % less, 512x128 3 to 9, 256x256 2 to 4 in 16 bits; 90x768 and 64x1024 the same.
 SHORT = 256
@@ -101,14 +101,14 @@ def row_sums(form, fmt, flat, params, dy, x, gamma, beta, mean, rstd):
             # As in four rows at a time: bits do not depend on how many others there are.
             sum_g, sum_xmu, _, _ = four_totals(p, q, p, q)
         else:
-            sum_g, rest_g = plus(fmt, sum_g, rest_g, total(p))
-            sum_xmu, rest_xmu = plus(fmt, sum_xmu, rest_xmu, total(q))
+            sum_g, rest_g = two_sum_step(fmt, sum_g, rest_g, total(p))
+            sum_xmu, rest_xmu = two_sum_step(fmt, sum_xmu, rest_xmu, total(q))
         dy += part * size_of(fmt)
         x += part * size_of(fmt)
         gamma += part * size_of(flat)
         beta += part * size_of(flat)
         left -= part
-    return completed(sum_g, rest_g), completed(sum_xmu, rest_xmu)
+    return two_sum_result(sum_g, rest_g), two_sum_result(sum_xmu, rest_xmu)
 
 
 @jit.inlined
@@ -120,9 +120,9 @@ def row_factors(
     if params[slots.WRITE_DX]:
         mean, rstd = read(F64, factors), read(F64, factors + RSTD)
         sum_g, sum_xmu = row_sums(form, fmt, flat, params, dy, x, gamma, beta, mean, rstd)
-        b, c = form.row_coefficients(rstd, sum_g, sum_xmu, inverse, share)
-        write(F64, factors + B, b)
-        write(F64, factors + C, c)
+        x_factor, constant = form.row_coefficients(rstd, sum_g, sum_xmu, inverse, share)
+        write(F64, factors + X_FACTOR, x_factor)
+        write(F64, factors + CONSTANT, constant)
 
 
 @jit.inlined
@@ -186,7 +186,9 @@ def four_moments(
                 one = nearer_moments(form, fmt, flat, params, there, at, gamma, lane_of(mean, lane))
                 mean, squares = with_lane(mean, lane, one[0]), with_lane(squares, lane, one[1])
     apart = params[slots.GROUPS]
-    rstd = own_statistics(params, addresses, workspace, row, apart, plain(4), mean, squares)
+    rstd = own_statistics(
+        params, addresses, workspace, row, apart, hidden_constant(4), mean, squares
+    )
     rstd = form.given(rstd)
     store(F64, factors, mean)
     store(F64, factors + RSTD, rstd)
@@ -206,7 +208,7 @@ def four_factors(
 ):  # fmt: skip
     """The same of four rows that are not long: their lanes are added up together."""
     columns = params[slots.WIDTH]
-    apart, four = params[slots.GROUPS], plain(4)
+    apart, four = params[slots.GROUPS], hidden_constant(4)
     store(F64, factors, entries(params, addresses, workspace, slots.MEAN, row, apart, four, 0.0))
     rstd = inverse_deviations(params, addresses, workspace, row, apart, four)
     store(F64, factors + RSTD, rstd)
@@ -223,6 +225,8 @@ def four_factors(
         p3, q3 = lanes_of_row(form, fmt, flat, dy, x, gamma, beta, columns, factors + 24)
         sums_g = totals_in_lanes(p0, p1, p2, p3)
         sums_xmu = totals_in_lanes(q0, q1, q2, q3)
-        b, c = form.row_coefficients(rstd, sums_g, sums_xmu, splat(F64, inverse), splat(F64, share))
-        store(F64, factors + B, b)
-        store(F64, factors + C, c)
+        x_factor, constant = form.row_coefficients(
+            rstd, sums_g, sums_xmu, splat(F64, inverse), splat(F64, share)
+        )
+        store(F64, factors + X_FACTOR, x_factor)
+        store(F64, factors + CONSTANT, constant)

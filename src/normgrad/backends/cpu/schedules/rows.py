@@ -8,11 +8,11 @@ from normgrad.backends.cpu import jit
 from normgrad.backends.cpu.plan import slots
 from normgrad.backends.cpu.schedules.columns import AHEAD, add_dy, fill
 from normgrad.backends.cpu.schedules.row_statistics import (
+    CONSTANT,
     FACTORS,
     NOTHING,
     RSTD,
-    B,
-    C,
+    X_FACTOR,
     four_factors,
     four_moments,
     row_factors,
@@ -28,10 +28,10 @@ from normgrad.backends.cpu.schedules.segments import ask
 from normgrad.backends.cpu.vectors import (
     fence,
     float_of,
+    hidden_constant,
     lanes,
     load,
     load_part,
-    plain,
     prefetch,
     read,
     size_of,
@@ -102,13 +102,13 @@ def four_added(form, flat, d, t, s, sums, apart, adding, weighing):
 
 
 @jit.inlined
-def four_results(form, w, t, s, g, h, b, c):
+def four_results(form, w, t, s, g, h, x_factor, constant):
     """What is written of four rows."""
     return (
-        form.row_result(w[0], t[0], s[0], g, h, b[0], c[0]),
-        form.row_result(w[1], t[1], s[1], g, h, b[1], c[1]),
-        form.row_result(w[2], t[2], s[2], g, h, b[2], c[2]),
-        form.row_result(w[3], t[3], s[3], g, h, b[3], c[3]),
+        form.row_result(w[0], t[0], s[0], g, h, x_factor[0], constant[0]),
+        form.row_result(w[1], t[1], s[1], g, h, x_factor[1], constant[1]),
+        form.row_result(w[2], t[2], s[2], g, h, x_factor[2], constant[2]),
+        form.row_result(w[3], t[3], s[3], g, h, x_factor[3], constant[3]),
     )
 
 
@@ -168,7 +168,10 @@ def four_rows(
     unit = width * size_of(flat)
     unit_given = width * size_of(given)
     m, s = factor_of_four(fmt, factors), factor_of_four(fmt, factors + RSTD)
-    b, c = factor_of_four(fmt, factors + B), factor_of_four(fmt, factors + C)
+    x_factor, constant = (
+        factor_of_four(fmt, factors + X_FACTOR),
+        factor_of_four(fmt, factors + CONSTANT),
+    )
     left, where = columns, 0
     while left >= width:
         # Where lines are streamed, two vectors of each row at a time; but the last of an odd number
@@ -185,7 +188,7 @@ def four_rows(
                 ask(form, dy + one * dy_step, x + one * x_step)
         w = four_added(form, flat, d, t, s, sums, apart, adding, weighing)
         if writing:
-            r = four_results(form, w, t, s, g, h, b, c)
+            r = four_results(form, w, t, s, g, h, x_factor, constant)
             if len(dsum) > 0:
                 for one in range(4):
                     prefetch(dsum[0] + where + one * dsum[1] + AHEAD)
@@ -198,7 +201,7 @@ def four_rows(
                     four_streamed(fmt, summed[0] + where, summed[1], n, n_next)
                 d, t = four_centred(form, d, t, m, s, g, h)
                 w = four_added(form, flat, d, t, s, sums + unit, apart, adding, weighing)
-                r_next = four_results(form, w, t, s, g, h, b, c)
+                r_next = four_results(form, w, t, s, g, h, x_factor, constant)
                 if len(dsum) > 0:
                     e = four_loaded(fmt, dsum[0] + where + step, dsum[1])
                     r_next = four_more(r_next, e)
@@ -226,7 +229,7 @@ def four_rows(
         # such loads and row by row 10000x8 in float32 takes 214 us, 106 so.
         w = four_added(form, flat, d, t, s, sums, apart, adding, weighing)
         if writing:
-            r = four_results(form, w, t, s, g, h, b, c)
+            r = four_results(form, w, t, s, g, h, x_factor, constant)
             if len(dsum) > 0:
                 r = four_more(r, four_parts(fmt, dsum[0] + where, dsum[1], left))
             four_parts_stored(fmt, dx, dx_step, r, left)
@@ -242,7 +245,7 @@ def one_row(
     """The second pass over one row."""
     width = lanes(fmt)
     m, s = factor(fmt, factors), factor(fmt, factors + RSTD)
-    b, c = factor(fmt, factors + B), factor(fmt, factors + C)
+    x_factor, constant = factor(fmt, factors + X_FACTOR), factor(fmt, factors + CONSTANT)
     sums_xhat = sums + apart
     column = 0
     while column < columns:
@@ -258,7 +261,7 @@ def one_row(
         d = form.seen(d, t, s * g, h)
         w = d * s
         if writing:
-            r = form.row_result(w, t, s, g, h, b, c)
+            r = form.row_result(w, t, s, g, h, x_factor, constant)
             if len(dsum) > 0:
                 r = r + load_part(fmt, dsum[0] + here, part)
             store_part(fmt, dx + here, r, part)
@@ -311,9 +314,9 @@ def rows(formula, fmt, flat, wide, wide_flat, short, beside=False):
         x_step = params[slots.X + slots.BY_OUTER]
         dx_step = params[slots.DX + slots.BY_OUTER]
         streaming = params[slots.STREAM_DX] != 0
-        asking = params[slots.ASKS] != 0
+        asking = params[slots.PREFETCH_NEXT_TASK] != 0
         beside_step = params[slots.BESIDE + slots.BY_OUTER]
-        no = plain(False)
+        no = hidden_constant(False)
         inverse = 1.0 / count(params, workspace)
         share = inverse * share_of_dy(params)
         factors = workspace + params[slots.AT_COEFFICIENTS]
@@ -329,7 +332,7 @@ def rows(formula, fmt, flat, wide, wide_flat, short, beside=False):
             row = (block - sample * blocks) // groups * params[slots.BLOCK]
             end = min(row + params[slots.BLOCK], params[slots.ROWS]) + sample * params[slots.ROWS]
             row += sample * params[slots.ROWS]
-            apart = params[slots.APART]
+            apart = params[slots.DGAMMA_OFFSET]
             sums = workspace + params[slots.AT_PARTS] + block * 2 * apart
             given = (sample * groups + group) * columns * size_of(flat)
             gamma, beta = all_gamma + given, all_beta + given
@@ -425,11 +428,11 @@ def column_blocks_of_rows(formula, fmt, flat):
         form = formula.with_slope(float_of(params[slots.NEGATIVE_SLOPE]))
         columns = params[slots.WIDTH]
         rows = params[slots.ROWS]
-        sample = index // params[slots.PIECES]  # whose parameters they have
+        sample = index // params[slots.SPLIT_COUNT]  # whose parameters they have
         before = sample * rows
-        first = (index - sample * params[slots.PIECES]) * params[slots.PIECE]
-        part = min(params[slots.PIECE], columns - first)
-        apart = params[slots.APART]
+        first = (index - sample * params[slots.SPLIT_COUNT]) * params[slots.SPLIT_ELEMENTS]
+        part = min(params[slots.SPLIT_ELEMENTS], columns - first)
+        apart = params[slots.DGAMMA_OFFSET]
         sums = workspace + params[slots.AT_PARTS] + sample * 2 * apart + first * size_of(flat)
         fill(flat, sums, 0.0, part)
         fill(flat, sums + apart, 0.0, part)
@@ -443,9 +446,9 @@ def column_blocks_of_rows(formula, fmt, flat):
         given = (sample * columns + first) * size_of(flat)
         gamma = place(params, addresses, workspace, argument) + given
         beta = place(params, addresses, workspace, argument + 2) + given
-        asking = params[slots.ASKS] != 0
+        asking = params[slots.PREFETCH_NEXT_TASK] != 0
         adding = params[slots.SUM_DY] != 0
-        no, none = plain(False), plain(0)
+        no, none = hidden_constant(False), hidden_constant(0)
         row = 0
         if not (params[slots.SUM_XMU] or form.fused()):
             add_dy(fmt, flat, dy, dy_step, rows, part, sums)
@@ -457,7 +460,7 @@ def column_blocks_of_rows(formula, fmt, flat):
                 row_statistics(params, addresses, workspace, statistic, factors + one * 8)
             second_pass(
                 form, fmt, flat, flat, dy, x, none, dy_step, x_step, none, gamma, beta, sums, apart,
-                part, factors, some, no, adding, plain(True), no, asking, (), (),
+                part, factors, some, no, adding, hidden_constant(True), no, asking, (), (),
             )  # fmt: skip
             dy += some * dy_step
             x += some * x_step

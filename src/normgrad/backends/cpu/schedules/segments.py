@@ -29,9 +29,9 @@ from normgrad.backends.cpu.vectors.formats import F64
 _DEPTH = 16
 # Segments of up to this many bytes are too short for the processor to see them coming.
 _SHORT = 256
-_AHEAD = 4
+_PREFETCH_SEGMENTS = 4
 # How far ahead lines are asked for in long ones, in bytes: 1024 gave nothing.
-FAR = 2560
+PREFETCH_BYTES = 2560
 
 
 @jit.inner
@@ -59,7 +59,7 @@ def ask_pairs(form, fmt, dy, x):
 
 
 @jit.inlined
-def plus(fmt, joined, rest, term):
+def two_sum_step(fmt, joined, rest, term):
     """A sum with one more term, and what all its roundings have lost (Knuth's two-sum).
 
     Float32 lanes have lost more before, and are joined in float64 all the same.
@@ -72,7 +72,7 @@ def plus(fmt, joined, rest, term):
 
 
 @jit.inlined
-def completed(joined, rest):
+def two_sum_result(joined, rest):
     """A sum and what its roundings lost, which is nan where the sum is infinite.
 
     A float64 sum is joined from many parts: half a million planes of two pixels of 0.1, one by one,
@@ -90,8 +90,14 @@ def rounded(fmt, value):
 @jit.inlined
 def splats(fmt, factors):
     """The factors of an element in every lane."""
-    mean, a, beta, b, c = factors
-    return splat(fmt, mean), splat(fmt, a), splat(fmt, beta), splat(fmt, b), splat(fmt, c)
+    mean, dy_factor, beta, x_factor, constant = factors
+    return (
+        splat(fmt, mean),
+        splat(fmt, dy_factor),
+        splat(fmt, beta),
+        splat(fmt, x_factor),
+        splat(fmt, constant),
+    )
 
 
 @jit.inner
@@ -116,7 +122,7 @@ def sums(form, fmt, dy, x, dy_step, x_step, segments, length, factors):
     depth = _DEPTH
     for _ in range(segments):
         if short:
-            ask(form, dy + _AHEAD * dy_step, x + _AHEAD * x_step)
+            ask(form, dy + _PREFETCH_SEGMENTS * dy_step, x + _PREFETCH_SEGMENTS * x_step)
         left = length
         at = dy
         at_x = x
@@ -131,8 +137,8 @@ def sums(form, fmt, dy, x, dy_step, x_step, segments, length, factors):
                 p1, q1 = form.share(p1, q1, d1, t1, v)
                 p2, q2 = form.share(p2, q2, d2, t2, v)
                 p3, q3 = form.share(p3, q3, d3, t3, v)
-                ask(form, at + FAR, at_x + FAR)
-                ask(form, at + FAR + 2 * step, at_x + FAR + 2 * step)
+                ask(form, at + PREFETCH_BYTES, at_x + PREFETCH_BYTES)
+                ask(form, at + PREFETCH_BYTES + 2 * step, at_x + PREFETCH_BYTES + 2 * step)
                 at += 4 * step
                 at_x += 4 * step
             left -= rounds * 4 * width
@@ -156,8 +162,8 @@ def sums(form, fmt, dy, x, dy_step, x_step, segments, length, factors):
                 left = 0
             if depth <= 0:
                 one, other = total((p0 + p1) + (p2 + p3)), total((q0 + q1) + (q2 + q3))
-                sum_dy, rest_dy = plus(fmt, sum_dy, rest_dy, one)
-                sum_xmu, rest_xmu = plus(fmt, sum_xmu, rest_xmu, other)
+                sum_dy, rest_dy = two_sum_step(fmt, sum_dy, rest_dy, one)
+                sum_xmu, rest_xmu = two_sum_step(fmt, sum_xmu, rest_xmu, other)
                 p0 = zero(fmt)
                 p1 = zero(fmt)
                 p2 = zero(fmt)
@@ -171,7 +177,7 @@ def sums(form, fmt, dy, x, dy_step, x_step, segments, length, factors):
         x += x_step
     sum_dy += total((p0 + p1) + (p2 + p3))
     sum_xmu += total((q0 + q1) + (q2 + q3))
-    return completed(sum_dy, rest_dy), completed(sum_xmu, rest_xmu)
+    return two_sum_result(sum_dy, rest_dy), two_sum_result(sum_xmu, rest_xmu)
 
 
 @jit.inlined
@@ -189,7 +195,7 @@ def lane_sums(form, fmt, dy, x, length, v):
         t0, t1 = load_pair(fmt, x)
         p0, q0 = form.share(p0, q0, d0, t0, v)
         p1, q1 = form.share(p1, q1, d1, t1, v)
-        ask(form, dy + FAR, x + FAR)
+        ask(form, dy + PREFETCH_BYTES, x + PREFETCH_BYTES)
         dy += 2 * step
         x += 2 * step
         left -= 2 * width
@@ -250,9 +256,9 @@ def sums_of_dy(fmt, dy, dy_step, segments, length):
                     p1 = p1 + load_part(fmt, at, part)
                     at += step
                     left -= part
-            sum_dy, rest = plus(fmt, sum_dy, rest, total((p0 + p1) + (p2 + p3)))
+            sum_dy, rest = two_sum_step(fmt, sum_dy, rest, total((p0 + p1) + (p2 + p3)))
         dy += dy_step
-    return completed(sum_dy, rest)
+    return two_sum_result(sum_dy, rest)
 
 
 @jit.inner
@@ -297,7 +303,7 @@ def written(
         to = dx
         if streaming:
             head = min((-to & 63) // size_of(fmt), left)
-            part_written(form, fmt, at, at_x, to, head, v)
+            write_partial_line(form, fmt, at, at_x, to, head, v)
             at += head * size_of(fmt)
             at_x += head * size_of(fmt)
             to += head * size_of(fmt)
@@ -310,7 +316,7 @@ def written(
                 if ask_x != 0:
                     ask_pairs(form, fmt, at + ask_dy, at_x + ask_x)
                 if far:
-                    ask_pairs(form, fmt, at + FAR, at_x + FAR)
+                    ask_pairs(form, fmt, at + PREFETCH_BYTES, at_x + PREFETCH_BYTES)
                 at += 2 * step
                 at_x += 2 * step
                 to += 2 * step
@@ -328,7 +334,7 @@ def written(
 
 
 @jit.inner
-def part_written(form, fmt, dy, x, dx, length, v):
+def write_partial_line(form, fmt, dy, x, dx, length, v):
     """What is written of less than a line, through the cache."""
     while length > 0:
         part = min(length, lanes(fmt))

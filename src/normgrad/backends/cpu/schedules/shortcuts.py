@@ -12,10 +12,10 @@ from normgrad.backends.cpu.schedules.segments import splats
 from normgrad.backends.cpu.vectors import (
     fence,
     float_of,
+    hidden_constant,
     lanes,
     load,
     load_part,
-    plain,
     put_byte,
     size_of,
     splat,
@@ -75,7 +75,7 @@ def result(form, fmt, forward, masked, d, x, r, v, mask, step, part):
 
 
 @jit.inlined
-def run_written(
+def write_run(
     form, fmt, flat, last, forward, masked, dy, x, r, to, mask, step, length, factors, span, v,
     streaming,
 ):  # fmt: skip
@@ -124,18 +124,20 @@ def shortcut_factors(flat):
     """The task that lays mean, a and beta out for every channel."""
 
     def shortcut_factors_task(params, addresses, workspace, argument, index, after):
-        one, columns = plain(1), params[slots.CHANNELS]
+        one, columns = hidden_constant(1), params[slots.CHANNELS]
         span = columns * size_of(flat)
         target = workspace + params[argument + slots.AFTER_FACTORS]
         for column in range(0, columns, lanes(F64)):
             part = min(lanes(F64), columns - column)
             mean = entries(params, addresses, workspace, slots.MEAN, column, one, part, 0.0)
-            a = inverse_deviations(params, addresses, workspace, column, one, part)
-            a = a * entries(params, addresses, workspace, slots.GAMMA, column, one, part, 1.0)
+            dy_factor = inverse_deviations(params, addresses, workspace, column, one, part)
+            dy_factor = dy_factor * entries(
+                params, addresses, workspace, slots.GAMMA, column, one, part, 1.0
+            )
             beta = entries(params, addresses, workspace, slots.BETA, column, one, part, 0.0)
             at = target + column * size_of(flat)
             store_rounded(flat, at, mean, part)
-            store_rounded(flat, at + span, a, part)
+            store_rounded(flat, at + span, dy_factor, part)
             store_rounded(flat, at + 2 * span, beta, part)
         return 0
 
@@ -166,10 +168,10 @@ def with_shortcut(formula, fmt, flat, last, forward, masked):
             position = run - outer * inner if last else 0
             if not last:
                 rstd = inverse_deviation(params, addresses, workspace, channel)
-                a = rstd * entry(params, addresses, workspace, slots.GAMMA, channel, 1.0)
+                dy_factor = rstd * entry(params, addresses, workspace, slots.GAMMA, channel, 1.0)
                 mean = entry(params, addresses, workspace, slots.MEAN, channel, 0.0)
                 beta = entry(params, addresses, workspace, slots.BETA, channel, 0.0)
-                v = splats(fmt, (mean, a, beta, 0.0, 0.0))
+                v = splats(fmt, (mean, dy_factor, beta, 0.0, 0.0))
             there = outer, channel, position
             begun = begin * size_of(fmt)
             dy = at_run(params, addresses, workspace, argument + slots.AFTER_DY, *there) + begun
@@ -181,7 +183,7 @@ def with_shortcut(formula, fmt, flat, last, forward, masked):
                 mask += at_run(
                     params, addresses, workspace, argument + slots.AFTER_MASK, *there
                 )  # fmt: skip
-            run_written(
+            write_run(
                 form, fmt, flat, last, forward, masked, dy, x, r, to, mask, step,
                 min(piece, length - begin), factors, channels * size_of(flat), v,
                 params[argument + slots.AFTER_STREAM] != 0 and to & 63 == 0,

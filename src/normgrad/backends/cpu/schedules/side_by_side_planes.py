@@ -21,9 +21,9 @@ from normgrad.backends.cpu.schedules.slabs import all_factors, known, slab_facto
 from normgrad.backends.cpu.vectors import (
     fence,
     float_of,
+    hidden_constant,
     lanes,
     load_part,
-    plain,
     read,
     size_of,
     total,
@@ -61,7 +61,7 @@ def strip_sums(form, fmt, flat, params, dy, x, columns, channels, factors, sums,
         fill(flat, sums, 0.0, 2 * columns)
         add_rows(
             form, fmt, flat, dy, x, dy_step, x_step, rows, columns, factors, sums, with_x,
-            plain(True), params[slots.FAR] != 0,
+            hidden_constant(True), params[slots.PREFETCH_AHEAD] != 0,
         )  # fmt: skip
         # Two rows of sums follow each other, and so do two rows of joined ones.
         at = sums
@@ -112,8 +112,8 @@ def side_by_side_planes(formula, fmt, flat):
         sums = workspace + params[slots.AT_PARTS] + first * 2 * plane
         factors = workspace + params[slots.AT_COEFFICIENTS] + first * 5 * plane
         joined = workspace + params[slots.AT_SUMS] + first * 16
-        dy = slab_start(params, addresses, workspace, slots.DY, plain(0), first)
-        x = slab_start(params, addresses, workspace, slots.X, plain(0), first)
+        dy = slab_start(params, addresses, workspace, slots.DY, hidden_constant(0), first)
+        x = slab_start(params, addresses, workspace, slots.X, hidden_constant(0), first)
         for channel in range(channels):
             if own:
                 value = read(fmt, x + channel * inner * size_of(fmt))
@@ -150,29 +150,39 @@ def side_by_side_planes(formula, fmt, flat):
                 sum_xmu = read(F64, joined + (channels + channel) * 8)
                 slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
             if params[slots.WRITE_DX]:
-                b, c = slab_factors(form, params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
-                v = all_factors(form, params, addresses, workspace, 0.0, rstd, slab, b, c)
+                x_factor, constant = slab_factors(
+                    form, params, addresses, workspace, slab, rstd, sum_dy, sum_xmu
+                )
+                v = all_factors(
+                    form, params, addresses, workspace, 0.0, rstd, slab, x_factor, constant
+                )
                 fill(flat, at + span, v[1], inner)
                 if form.reads_beta():
                     fill(flat, at + 2 * span, v[2], inner)
-                fill(flat, at + 3 * span, b, inner)
-                fill(flat, at + 4 * span, c, inner)
+                fill(flat, at + 3 * span, x_factor, inner)
+                fill(flat, at + 4 * span, constant, inner)
         if params[slots.WRITE_DX]:
-            dx = slab_start(params, addresses, workspace, slots.DX, plain(0), first)
+            dx = slab_start(params, addresses, workspace, slots.DX, hidden_constant(0), first)
             dx_step = slab_step(params, slots.DX)
             following = after * params[slots.PER_TASK]
             ask_dy = 0
             ask_x = 0
-            if params[slots.ASKS] and following > first:
+            if params[slots.PREFETCH_NEXT_TASK] and following > first:
                 ask_dy = (
-                    slab_start(params, addresses, workspace, slots.DY, plain(0), following) - dy
+                    slab_start(
+                        params, addresses, workspace, slots.DY, hidden_constant(0), following
+                    )
+                    - dy
                 )
-                ask_x = slab_start(params, addresses, workspace, slots.X, plain(0), following) - x
+                ask_x = (
+                    slab_start(params, addresses, workspace, slots.X, hidden_constant(0), following)
+                    - x
+                )
             write_rows(
-                form, fmt, flat, dy, x, dx, slab_step(params, slots.DY),
-                slab_step(params, slots.X), dx_step, params[slots.OUTER], columns, factors,
-                params[slots.STREAM_DX] != 0 and (dx | dx_step) & 63 == 0, plain(True), ask_dy,
-                ask_x,
+                form, fmt, flat, dy, x, dx, slab_step(params, slots.DY), slab_step(params, slots.X),
+                dx_step, params[slots.OUTER], columns, factors,
+                params[slots.STREAM_DX] != 0 and (dx | dx_step) & 63 == 0, hidden_constant(True),
+                ask_dy, ask_x,
             )  # fmt: skip
             if params[slots.STREAM_DX]:
                 fence()

@@ -19,12 +19,12 @@ from normgrad.backends.cpu.schedules.entries import (
 from normgrad.backends.cpu.schedules.scalar import count, not_negative, share_of_dy
 from normgrad.backends.cpu.schedules.segments import both_sums, four_sums, near_segment, splats
 from normgrad.backends.cpu.schedules.slab_units import parameters_of, slab_place, slab_start
-from normgrad.backends.cpu.schedules.slabs import kept_sums
+from normgrad.backends.cpu.schedules.slabs import sums_address
 from normgrad.backends.cpu.vectors import (
     float_of,
+    hidden_constant,
     lane_of,
     lanes,
-    plain,
     read,
     size_of,
     splat,
@@ -92,7 +92,7 @@ def eight_sums(form, fmt, flat, params, dy, x, part, factors):
 
 
 @jit.inner
-def eight_written(form, fmt, flat, params, dy, x, dx, part, factors):
+def write_eight(form, fmt, flat, params, dy, x, dx, part, factors):
     """What is written of up to eight slabs."""
     length = params[slots.INNER]
     for lane in range(part):
@@ -105,7 +105,7 @@ def eight_written(form, fmt, flat, params, dy, x, dx, part, factors):
 @jit.inner
 def eight_known(form, flat, params, addresses, workspace, slab, group, part, factors):
     """What the sums of up to eight slabs know of their factors."""
-    one = plain(1)  # they lie side by side
+    one = hidden_constant(1)  # they lie side by side
     mean = entries(params, addresses, workspace, slots.MEAN, slab, one, part, 0.0)
     store_rounded(flat, factors, mean, lanes(F64))
     if form.fused():
@@ -120,7 +120,7 @@ def eight_known(form, flat, params, addresses, workspace, slab, group, part, fac
 def eight_moments(form, fmt, flat, params, addresses, workspace, slab, group, x, part, factors):
     """Statistics of up to eight slabs, and their factors."""
     step, length = distance(params, slots.X), params[slots.INNER]
-    elements, one = splat(F64, np.float64(length)), plain(1)
+    elements, one = splat(F64, np.float64(length)), hidden_constant(1)
     for lane in range(part):
         write(flat, factors + lane * size_of(flat), form.start(read(fmt, x + lane * step)))
     start = load_wide(flat, factors, part)
@@ -152,25 +152,25 @@ def eight_factors(
     form, flat, params, addresses, workspace, slab, outer, group, part, sum_dy, sum_xmu, factors
 ):  # fmt: skip
     """Results of up to eight slabs from their sums, and the factors that these make."""
-    one, own_group = plain(1), parameters_of(params, outer, group)
+    one, own_group = hidden_constant(1), parameters_of(params, outer, group)
     rstd = inverse_deviations(params, addresses, workspace, slab, one, part)
     gamma = entries(params, addresses, workspace, slots.GAMMA, own_group, one, part, 1.0)
-    a = rstd * gamma
-    outside = a
+    dy_factor = rstd * gamma
+    factor = dy_factor
     if params[slots.BY_ROW]:
-        kept = kept_sums(params, workspace, outer, group)
+        kept = sums_address(params, workspace, outer, group)
         store_rounded(F64, kept, sum_dy, part)
         store_rounded(F64, kept + params[slots.COLUMNS] * 8, sum_xmu * rstd, part)
-        sum_dy, sum_xmu, outside = sum_dy * gamma, sum_xmu * gamma, rstd
+        sum_dy, sum_xmu, factor = sum_dy * gamma, sum_xmu * gamma, rstd
     else:
         channel_results(params, addresses, workspace, slab, part, rstd, sum_dy, sum_xmu)
     if params[slots.WRITE_DX]:
         elements = splat(F64, count(params, workspace))
         share = splat(F64, share_of_dy(params))
-        b, c = form.coefficients(outside, rstd, elements, sum_dy * share, sum_xmu)
-        store_rounded(flat, factors + EIGHT, a * share, lanes(F64))
-        store_rounded(flat, factors + 3 * EIGHT, b, lanes(F64))
-        store_rounded(flat, factors + 4 * EIGHT, c, lanes(F64))
+        x_factor, constant = form.coefficients(factor, rstd, elements, sum_dy * share, sum_xmu)
+        store_rounded(flat, factors + EIGHT, dy_factor * share, lanes(F64))
+        store_rounded(flat, factors + 3 * EIGHT, x_factor, lanes(F64))
+        store_rounded(flat, factors + 4 * EIGHT, constant, lanes(F64))
 
 
 def single_segment_slabs(formula, fmt, flat):
@@ -204,7 +204,7 @@ def single_segment_slabs(formula, fmt, flat):
                 )  # fmt: skip
             if params[slots.WRITE_DX]:
                 dx = slab_start(params, addresses, workspace, slots.DX, outer, group)
-                eight_written(form, fmt, flat, params, dy, x, dx, part, factors)
+                write_eight(form, fmt, flat, params, dy, x, dx, part, factors)
             slab += part
         return 0
 

@@ -64,22 +64,22 @@ def parameter(params, group, segment):
 @jit.inner
 def unit_place(params, index):
     """A unit's slab, its segments (first, count) and what it has of each (first, count)."""
-    pieces = params[slots.PIECES]
+    pieces = params[slots.SPLIT_COUNT]
     inner = params[slots.INNER]
     slab = index // pieces
     unit = index - slab * pieces
     per_segment = pieces_of_segment(params)
-    segment = unit // per_segment * params[slots.GATHERED]
-    segments = min(params[slots.GATHERED], params[slots.SEGMENTS] - segment)
-    first = unit % per_segment * params[slots.PIECE]
-    length = min(params[slots.PIECE], inner - first)
+    segment = unit // per_segment * params[slots.SPLIT_SEGMENTS]
+    segments = min(params[slots.SPLIT_SEGMENTS], params[slots.SEGMENTS] - segment)
+    first = unit % per_segment * params[slots.SPLIT_ELEMENTS]
+    length = min(params[slots.SPLIT_ELEMENTS], inner - first)
     return slab, segment, segments, first, length
 
 
 @jit.inner
 def pieces_of_segment(params):
     """How many pieces a segment is cut into."""
-    return -(-params[slots.INNER] // params[slots.PIECE])
+    return -(-params[slots.INNER] // params[slots.SPLIT_ELEMENTS])
 
 
 @jit.inner
@@ -125,7 +125,7 @@ def with_unit(form, params, unit, n, mean, squares, other, others):
 def slab_moments(form, fmt, params, x, slab):
     """The same of a slab, in the units that threads take where it is split."""
     n, mean, squares = 0.0, 0.0, 0.0
-    for unit in range(slab * params[slots.PIECES], (slab + 1) * params[slots.PIECES]):
+    for unit in range(slab * params[slots.SPLIT_COUNT], (slab + 1) * params[slots.SPLIT_COUNT]):
         _, segment, segments, first, length = unit_place(params, unit)
         other, others = unit_moments(form, fmt, params, x, segment, segments, first, length)
         n, mean, squares = with_unit(form, params, unit, n, mean, squares, other, others)

@@ -18,14 +18,14 @@ from normgrad.backends.cpu.schedules.scalar import (
 )
 from normgrad.backends.cpu.schedules.segments import (
     both_sums,
-    completed,
     four_sums,
     near_segment,
-    part_written,
-    plus,
     splats,
     sums,
     sums_of_dy,
+    two_sum_result,
+    two_sum_step,
+    write_partial_line,
     written,
 )
 from normgrad.backends.cpu.schedules.slab_units import (
@@ -40,10 +40,10 @@ from normgrad.backends.cpu.vectors import (
     fence,
     fills_line,
     float_of,
+    hidden_constant,
     lanes,
     load,
     load_pair,
-    plain,
     read,
     size_of,
     splat,
@@ -70,18 +70,18 @@ def known(form, params, addresses, workspace, mean, rstd, column):
 
 
 @jit.inlined
-def all_factors(form, params, addresses, workspace, mean, rstd, column, b, c):
+def all_factors(form, params, addresses, workspace, mean, rstd, column, x_factor, constant):
     """All factors of some elements of one slab with one gamma."""
     gamma = entry(params, addresses, workspace, slots.GAMMA, column, 1.0)
     beta = 0.0
     if form.reads_beta():
         beta = entry(params, addresses, workspace, slots.BETA, column, 0.0)
-    return mean, rstd * gamma, beta, b, c
+    return mean, rstd * gamma, beta, x_factor, constant
 
 
 @jit.inner
-def dense_written(
-    form, fmt, params, addresses, workspace, group, dy, x, dx, mean, rstd, b, c
+def write_streamed_dense(
+    form, fmt, params, addresses, workspace, group, dy, x, dx, mean, rstd, x_factor, constant
 ):  # fmt: skip
     """What is written past the cache, of segments without gaps.
 
@@ -90,11 +90,13 @@ def dense_written(
     step = lanes(fmt) * size_of(fmt)
     nbytes = params[slots.INNER] * size_of(fmt)
     segment = params[slots.SEGMENTS] - 1
-    column = parameter(params, group, plain(0))
-    after = mean, 0.0, 0.0, b, c
+    column = parameter(params, group, hidden_constant(0))
+    after = mean, 0.0, 0.0, x_factor, constant
     final = True
     while segment >= 0:
-        here = all_factors(form, params, addresses, workspace, mean, rstd, column + segment, b, c)
+        here = all_factors(
+            form, params, addresses, workspace, mean, rstd, column + segment, x_factor, constant
+        )
         v = splats(fmt, here)
         start = segment * nbytes
         # A segment has the lines that begin in it; the first one has what is before them too.
@@ -118,7 +120,7 @@ def dense_written(
             to += step
             left -= step
         if left > 0 and final:
-            part_written(form, fmt, at, at_x, to, left // size_of(fmt), v)
+            write_partial_line(form, fmt, at, at_x, to, left // size_of(fmt), v)
         elif left > 0:
             a0, a1 = splat_pair(fmt, here[1], after[1], left // size_of(fmt))
             beta0, beta1 = splat_pair(fmt, here[2], after[2], left // size_of(fmt))
@@ -131,22 +133,22 @@ def dense_written(
                 t0, t1 = load_pair(fmt, at_x)
                 stream_pair(fmt, to, form.element(d0, t0, v0), form.element(d1, t1, v1))
         if segment == 0:
-            part_written(form, fmt, dy, x, dx, head // size_of(fmt), v)
+            write_partial_line(form, fmt, dy, x, dx, head // size_of(fmt), v)
         after = here
         final = False
         segment -= 1
 
 
 @jit.inlined
-def near_written(
+def write_cached(
     form, fmt, params, addresses, workspace, group, dy, x, dx, first, segments, length, mean, rstd,
-    b, c,
+    x_factor, constant,
 ):  # fmt: skip
-    """What is written through the cache, of segments with an ``a`` each."""
-    column = parameter(params, group, plain(0))
+    """What is written through the cache, of segments with an ``dy_factor`` each."""
+    column = parameter(params, group, hidden_constant(0))
     for segment in range(first, first + segments):
         factors = all_factors(
-            form, params, addresses, workspace, mean, rstd, column + segment, b, c
+            form, params, addresses, workspace, mean, rstd, column + segment, x_factor, constant
         )
         at = dy + segment * slab_step(params, slots.DY)
         at_x = x + segment * slab_step(params, slots.X)
@@ -155,23 +157,42 @@ def near_written(
 
 
 @jit.inner
-def group_written(
-    form, fmt, params, addresses, workspace, group, dy, x, dx, segments, length, mean, rstd, b, c
+def write_group(
+    form, fmt, params, addresses, workspace, group, dy, x, dx, segments, length, mean, rstd,
+    x_factor, constant
 ):  # fmt: skip
-    """What is written of a slab of which each segment has an ``a``, the last one first."""
-    none = plain(0)
-    if params[slots.DENSE]:
-        dense_written(form, fmt, params, addresses, workspace, group, dy, x, dx, mean, rstd, b, c)
+    """What is written of a slab of which each segment has an ``dy_factor``, the last one first."""
+    none = hidden_constant(0)
+    if params[slots.STREAM_ACROSS_SEGMENTS]:
+        write_streamed_dense(
+            form,
+            fmt,
+            params,
+            addresses,
+            workspace,
+            group,
+            dy,
+            x,
+            dx,
+            mean,
+            rstd,
+            x_factor,
+            constant,
+        )
     elif not params[slots.STREAM_DX]:
-        near_written(
+        write_cached(
             form, fmt, params, addresses, workspace, group, dy, x, dx, none, segments, length,
-            mean, rstd, b, c,
+            mean, rstd, x_factor, constant,
         )  # fmt: skip
     else:
         column = parameter(params, group, none)
         for segment in range(segments - 1, -1, -1):
-            v = all_factors(form, params, addresses, workspace, mean, rstd, column + segment, b, c)
-            segments_written(form, fmt, params, dy, x, dx, segment, plain(1), length, v, none, none)
+            v = all_factors(
+                form, params, addresses, workspace, mean, rstd, column + segment, x_factor, constant
+            )
+            write_segments(
+                form, fmt, params, dy, x, dx, segment, hidden_constant(1), length, v, none, none
+            )
 
 
 @jit.inlined
@@ -185,7 +206,7 @@ def needed_sums(form, fmt, params, dy, x, segments, length, factors):
 
 
 @jit.inlined
-def segments_written(
+def write_segments(
     form, fmt, params, dy, x, dx, first, segments, length, factors, ask_dy, ask_x
 ):  # fmt: skip
     """What is written of some segments of a slab, the last one first: it was read last."""
@@ -195,15 +216,15 @@ def segments_written(
     last = first + segments - 1
     written(
         form, fmt, dy + last * dy_step, x + last * x_step, dx + last * dx_step, -dy_step, -x_step,
-        -dx_step, segments, length, factors, params[slots.STREAM_DX] != 0, params[slots.FAR] != 0,
-        ask_dy, ask_x,
+        -dx_step, segments, length, factors, params[slots.STREAM_DX] != 0,
+        params[slots.PREFETCH_AHEAD] != 0, ask_dy, ask_x,
     )  # fmt: skip
 
 
 @jit.inlined
-def kept_sums(params, workspace, outer, group):
+def sums_address(params, workspace, outer, group):
     """Where group norm keeps the sums of a slab's first channel for its parameters."""
-    column = outer * 2 * params[slots.COLUMNS] + parameter(params, group, plain(0))
+    column = outer * 2 * params[slots.COLUMNS] + parameter(params, group, hidden_constant(0))
     return workspace + params[slots.AT_SUMS] + column * 8
 
 
@@ -252,11 +273,13 @@ def segment_sums(
             part = min(TASK_ELEMENTS, length - first)
             at = first * size_of(fmt) + segment * dy_step
             at_x = first * size_of(fmt) + segment * x_step
-            some = needed_sums(form, fmt, params, dy + at, x + at_x, plain(1), part, factors)
-            one, rest = plus(fmt, one, rest, some[0])
-            other, other_rest = plus(fmt, other, other_rest, some[1])
-        write(F64, to + segment * step, completed(one, rest))
-        write(F64, to + segment * step + second, completed(other, other_rest))
+            some = needed_sums(
+                form, fmt, params, dy + at, x + at_x, hidden_constant(1), part, factors
+            )
+            one, rest = two_sum_step(fmt, one, rest, some[0])
+            other, other_rest = two_sum_step(fmt, other, other_rest, some[1])
+        write(F64, to + segment * step, two_sum_result(one, rest))
+        write(F64, to + segment * step + second, two_sum_result(other, other_rest))
 
 
 @jit.inlined
@@ -277,15 +300,15 @@ def slab_factors(form, params, addresses, workspace, slab, rstd, sum_dy, sum_xmu
         sum_xmu = entry(params, addresses, workspace, slots.SUM_XMU_VECTOR, slab, 0.0)
     if params[slots.CORRECTION] == slots.NO_CORRECTION:
         return 0.0, 0.0
-    outside = rstd
+    factor = rstd
     if params[slots.BY_ROW] == 0:
-        outside *= entry(params, addresses, workspace, slots.GAMMA, slab, 1.0)
+        factor *= entry(params, addresses, workspace, slots.GAMMA, slab, 1.0)
     elements = count(params, workspace)
-    return form.coefficients(outside, rstd, elements, sum_dy * share_of_dy(params), sum_xmu)
+    return form.coefficients(factor, rstd, elements, sum_dy * share_of_dy(params), sum_xmu)
 
 
 @jit.inlined
-def just_kept(at, part):
+def load_fresh_sums(at, part):
     """Up to eight sums that were written one by one; fewer are read so.
 
     A vector has to wait until they are in the cache, behind results on their way to memory:
@@ -300,25 +323,27 @@ def just_kept(at, part):
 
 
 @jit.inlined
-def weighed_sums(fmt, params, addresses, workspace, group, kept, rstd):
+def gamma_weighted_sums(fmt, params, addresses, workspace, group, kept, rstd):
     """Both sums of a slab of group norm from those of its channels, which gamma weighs."""
     sum_dy, rest_dy = zero(F64), zero(F64)
     sum_xmu, rest_xmu = zero(F64), zero(F64)
-    column = parameter(params, group, plain(0))
+    column = parameter(params, group, hidden_constant(0))
     second = params[slots.COLUMNS] * 8
-    inverse, side_by_side = splat(F64, rstd), plain(1)
+    inverse, side_by_side = splat(F64, rstd), hidden_constant(1)
     for segment in range(0, params[slots.SEGMENTS], lanes(F64)):
         part = min(lanes(F64), params[slots.SEGMENTS] - segment)
         at = kept + segment * 8
-        one, other = just_kept(at, part), just_kept(at + second, part)
+        one, other = load_fresh_sums(at, part), load_fresh_sums(at + second, part)
         # The channels' shares of the parameter gradient.
         store_rounded(F64, at + second, other * inverse, part)
         gamma = entries(
             params, addresses, workspace, slots.GAMMA, column + segment, side_by_side, part, 1.0
         )
-        sum_dy, rest_dy = plus(fmt, sum_dy, rest_dy, gamma * one)
-        sum_xmu, rest_xmu = plus(fmt, sum_xmu, rest_xmu, gamma * other)
-    return completed(total(sum_dy), total(rest_dy)), completed(total(sum_xmu), total(rest_xmu))
+        sum_dy, rest_dy = two_sum_step(fmt, sum_dy, rest_dy, gamma * one)
+        sum_xmu, rest_xmu = two_sum_step(fmt, sum_xmu, rest_xmu, gamma * other)
+    return two_sum_result(total(sum_dy), total(rest_dy)), two_sum_result(
+        total(sum_xmu), total(rest_xmu)
+    )
 
 
 def slabs(formula, fmt, by_row):
@@ -337,7 +362,7 @@ def slabs(formula, fmt, by_row):
             dy = slab_start(params, addresses, workspace, slots.DY, outer, group)
             x = slab_start(params, addresses, workspace, slots.X, outer, group)
             own_group = parameters_of(params, outer, group)
-            column = parameter(params, own_group, plain(0))
+            column = parameter(params, own_group, hidden_constant(0))
             sum_dy = 0.0
             sum_xmu = 0.0
             if own:
@@ -348,14 +373,14 @@ def slabs(formula, fmt, by_row):
                 mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
                 rstd = inverse_deviation(params, addresses, workspace, slab)
                 if by_row:
-                    kept = kept_sums(params, workspace, outer, group)
+                    kept = sums_address(params, workspace, outer, group)
                     second = params[slots.COLUMNS] * 8
                     if params[slots.SUM_DY]:
                         segment_sums(
                             form, fmt, params, addresses, workspace, column, dy, x, segments,
-                            inner, mean, rstd, kept, plain(8), second,
+                            inner, mean, rstd, kept, hidden_constant(8), second,
                         )  # fmt: skip
-                        sum_dy, sum_xmu = weighed_sums(
+                        sum_dy, sum_xmu = gamma_weighted_sums(
                             fmt, params, addresses, workspace, own_group, kept, rstd
                         )
                 elif params[slots.SUM_DY]:
@@ -366,26 +391,28 @@ def slabs(formula, fmt, by_row):
                     slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
             if params[slots.WRITE_DX]:
                 dx = slab_start(params, addresses, workspace, slots.DX, outer, group)
-                b, c = slab_factors(form, params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
+                x_factor, constant = slab_factors(
+                    form, params, addresses, workspace, slab, rstd, sum_dy, sum_xmu
+                )
                 if by_row:
                     share = share_of_dy(params)  # 0 for statistics of one element
-                    group_written(
+                    write_group(
                         form, fmt, params, addresses, workspace, own_group, dy, x, dx, segments,
-                        inner, mean, rstd * share, b, c,
+                        inner, mean, rstd * share, x_factor, constant,
                     )  # fmt: skip
                 else:
                     following = slab + 1 if slab < last else after * params[slots.PER_TASK]
                     ask_dy = 0
                     ask_x = 0
-                    if params[slots.ASKS] and following > slab:
+                    if params[slots.PREFETCH_NEXT_TASK] and following > slab:
                         ask_dy = (following - slab) * params[slots.DY + slots.BY_CHANNEL]
                         ask_x = (following - slab) * params[slots.X + slots.BY_CHANNEL]
                     factors = all_factors(
-                        form, params, addresses, workspace, mean, rstd, column, b, c
+                        form, params, addresses, workspace, mean, rstd, column, x_factor, constant
                     )
-                    segments_written(
-                        form, fmt, params, dy, x, dx, plain(0), segments, inner, factors, ask_dy,
-                        ask_x,
+                    write_segments(
+                        form, fmt, params, dy, x, dx, hidden_constant(0), segments, inner, factors,
+                        ask_dy, ask_x,
                     )  # fmt: skip
             group += 1
             if by_row and group == params[slots.GROUPS]:

@@ -5,7 +5,7 @@ All units are summed, the sums of a slab's units are joined, then all units are 
 
 from normgrad.backends.cpu.plan import slots
 from normgrad.backends.cpu.schedules.scalar import entry, inverse_deviation, own_statistic
-from normgrad.backends.cpu.schedules.segments import completed, plus
+from normgrad.backends.cpu.schedules.segments import two_sum_result, two_sum_step
 from normgrad.backends.cpu.schedules.slab_units import (
     parameter,
     parameters_of,
@@ -19,17 +19,17 @@ from normgrad.backends.cpu.schedules.slab_units import (
 )
 from normgrad.backends.cpu.schedules.slabs import (
     all_factors,
-    kept_sums,
+    gamma_weighted_sums,
     known,
-    near_written,
     needed_sums,
     segment_sums,
-    segments_written,
     slab_factors,
     slab_results,
-    weighed_sums,
+    sums_address,
+    write_cached,
+    write_segments,
 )
-from normgrad.backends.cpu.vectors import fence, float_of, plain, read, size_of, write
+from normgrad.backends.cpu.vectors import fence, float_of, hidden_constant, read, size_of, write
 from normgrad.backends.cpu.vectors.formats import F64
 
 
@@ -64,10 +64,10 @@ def sum_pieces(formula, fmt, by_row):
         if by_row:
             per_segment = pieces_of_segment(params)
             part = (slab * params[slots.SEGMENTS] + segment) * per_segment
-            to = parts + (part + first // params[slots.PIECE]) * 16
+            to = parts + (part + first // params[slots.SPLIT_ELEMENTS]) * 16
             segment_sums(
                 form, fmt, params, addresses, workspace, column, dy, x, segments, length, mean,
-                rstd, to, per_segment * 16, plain(8),
+                rstd, to, per_segment * 16, hidden_constant(8),
             )  # fmt: skip
         else:
             factors = known(form, params, addresses, workspace, mean, rstd, column)
@@ -90,10 +90,10 @@ def write_pieces(formula, fmt, by_row):
         slab, segment, segments, first, length = unit_place(params, unit)
         outer, group = slab_place(params, slab)
         factors = workspace + params[slots.AT_COEFFICIENTS] + slab * 16
-        b = read(F64, factors)
-        c = read(F64, factors + 8)
+        x_factor = read(F64, factors)
+        constant = read(F64, factors + 8)
         if own:
-            mean, rstd = b, c
+            mean, rstd = x_factor, constant
         else:
             mean = entry(params, addresses, workspace, slots.MEAN, slab, 0.0)
             rstd = inverse_deviation(params, addresses, workspace, slab)
@@ -102,17 +102,30 @@ def write_pieces(formula, fmt, by_row):
         dx = slab_start(params, addresses, workspace, slots.DX, outer, group) + first * size_of(fmt)
         own_group = parameters_of(params, outer, group)
         if by_row and not params[slots.STREAM_DX]:
-            near_written(
+            write_cached(
                 form, fmt, params, addresses, workspace, own_group, dy, x, dx, segment, segments,
-                length, mean, rstd, b, c,
+                length, mean, rstd, x_factor, constant,
             )  # fmt: skip
             return 0
         together = 1 if by_row else segments  # segments with one gamma
         for one in range(segment, segment + segments, together):
             column = parameter(params, own_group, one)
-            v = all_factors(form, params, addresses, workspace, mean, rstd, column, b, c)
-            segments_written(
-                form, fmt, params, dy, x, dx, one, together, length, v, plain(0), plain(0)
+            v = all_factors(
+                form, params, addresses, workspace, mean, rstd, column, x_factor, constant
+            )
+            write_segments(
+                form,
+                fmt,
+                params,
+                dy,
+                x,
+                dx,
+                one,
+                together,
+                length,
+                v,
+                hidden_constant(0),
+                hidden_constant(0),
             )
         if params[slots.STREAM_DX]:
             fence()
@@ -129,8 +142,8 @@ def combine_pieces(form, flat, by_row):
         slab = argument + index
         if own:
             n, mean, squares = 0.0, 0.0, 0.0
-            first = slab * params[slots.PIECES]
-            for unit in range(first, first + params[slots.PIECES]):
+            first = slab * params[slots.SPLIT_COUNT]
+            for unit in range(first, first + params[slots.SPLIT_COUNT]):
                 at = workspace + params[slots.AT_PARTS] + unit * 16
                 other, others = read(F64, at), read(F64, at + 8)
                 n, mean, squares = with_unit(form, params, unit, n, mean, squares, other, others)
@@ -144,33 +157,35 @@ def combine_pieces(form, flat, by_row):
         sum_dy, sum_xmu = 0.0, 0.0
         if params[slots.SUM_DY]:
             segments = params[slots.SEGMENTS] if by_row else 1
-            per_segment = pieces_of_segment(params) if by_row else params[slots.PIECES]
+            per_segment = pieces_of_segment(params) if by_row else params[slots.SPLIT_COUNT]
             outer, group = slab_place(params, slab)
-            kept = kept_sums(params, workspace, outer, group)
+            kept = sums_address(params, workspace, outer, group)
             parts = workspace + params[slots.AT_PARTS] + slab * segments * per_segment * 16
             for segment in range(segments):
                 one, rest = 0.0, 0.0
                 other, other_rest = 0.0, 0.0
                 for piece in range(segment * per_segment, (segment + 1) * per_segment):
                     at = parts + piece * 16
-                    one, rest = plus(flat, one, rest, read(F64, at))
-                    other, other_rest = plus(flat, other, other_rest, read(F64, at + 8))
-                sum_dy, sum_xmu = completed(one, rest), completed(other, other_rest)
+                    one, rest = two_sum_step(flat, one, rest, read(F64, at))
+                    other, other_rest = two_sum_step(flat, other, other_rest, read(F64, at + 8))
+                sum_dy, sum_xmu = two_sum_result(one, rest), two_sum_result(other, other_rest)
                 if by_row:
                     write(F64, kept + segment * 8, sum_dy)
                     write(F64, kept + segment * 8 + params[slots.COLUMNS] * 8, sum_xmu)
             if by_row:
                 own_group = parameters_of(params, outer, group)
-                sum_dy, sum_xmu = weighed_sums(
+                sum_dy, sum_xmu = gamma_weighted_sums(
                     flat, params, addresses, workspace, own_group, kept, rstd
                 )
             else:
                 slab_results(params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
         if params[slots.WRITE_DX]:
-            b, c = slab_factors(form, params, addresses, workspace, slab, rstd, sum_dy, sum_xmu)
+            x_factor, constant = slab_factors(
+                form, params, addresses, workspace, slab, rstd, sum_dy, sum_xmu
+            )
             factors = workspace + params[slots.AT_COEFFICIENTS] + slab * 16
-            write(F64, factors, b)
-            write(F64, factors + 8, c)
+            write(F64, factors, x_factor)
+            write(F64, factors + 8, constant)
         return 0
 
     return combine_pieces_task

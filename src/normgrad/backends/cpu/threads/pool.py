@@ -17,14 +17,14 @@ from normgrad.core.errors import tell
 
 # Threads for each core at most.
 _MOST = 4
-_Lead = ctypes.CFUNCTYPE(
+_RunWithHelpers = ctypes.CFUNCTYPE(
     ctypes.c_int32,
     *[ctypes.c_void_p] * 2,
     ctypes.c_int64,
     *[ctypes.c_void_p] * 2,
     *[ctypes.c_int64] * 2,
 )
-_Attend = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
+_HelperLoop = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
 
 _POSIX = os.name == "posix"
@@ -53,40 +53,46 @@ class Pool:
         """Run a parameter block here and in as many helpers as are free."""
         if self.helpers < helpers:
             self._start(helpers)
-        lead, _ = _functions()
-        status: int = lead(block, addresses, workspace, sync, self._boxes, self.helpers, helpers)
+        run, _ = _functions()
+        status: int = run(block, addresses, workspace, sync, self._boxes, self.helpers, helpers)
         return status
 
     def _start(self, helpers: int) -> None:
-        from normgrad.backends.cpu.threads import meeting
+        from normgrad.backends.cpu.threads.helpers import (
+            BOX_BYTES,
+            LOCK_AT,
+            OFF,
+            SIGNAL_AT,
+            THREAD,
+        )
 
-        _, attend = _functions()
+        _, loop = _functions()
         with self._lock:
             system = ctypes.CDLL(None)
             system.calloc.restype = ctypes.c_void_p
             if not self._boxes:
                 # Never freed: helpers wait there until the process ends.
-                room = system.calloc(_MOST * _cores() + 1, meeting.BOX_BYTES)
-                self._boxes = -(-room // meeting.BOX_BYTES) * meeting.BOX_BYTES
+                room = system.calloc(_MOST * _cores() + 1, BOX_BYTES)
+                self._boxes = -(-room // BOX_BYTES) * BOX_BYTES
             while self.helpers < helpers:
-                box = self._boxes + self.helpers * meeting.BOX_BYTES
-                system.pthread_mutex_init(ctypes.c_void_p(box + meeting.LOCK_AT), None)
-                system.pthread_cond_init(ctypes.c_void_p(box + meeting.SIGNAL_AT), None)
+                box = self._boxes + self.helpers * BOX_BYTES
+                system.pthread_mutex_init(ctypes.c_void_p(box + LOCK_AT), None)
+                system.pthread_cond_init(ctypes.c_void_p(box + SIGNAL_AT), None)
                 name = f"normgrad-{self.helpers + 1}"
-                thread = threading.Thread(target=attend, args=(box,), name=name, daemon=True)
+                thread = threading.Thread(target=loop, args=(box,), name=name, daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:  # no more threads, or the interpreter is going down
                     return
                 places = ctypes.cast(box, ctypes.POINTER(ctypes.c_int64))
-                places[meeting.THREAD], places[meeting.OFF] = thread.native_id or 0, -1
+                places[THREAD], places[OFF] = thread.native_id or 0, -1
                 self.helpers += 1
 
 
 @functools.cache
 def _functions() -> tuple[Any, Any]:
-    lead, attend = tasks.compiled_meeting()
-    return _Lead(lead.address), _Attend(attend.address)
+    run, loop = tasks.compiled_helpers()
+    return _RunWithHelpers(run.address), _HelperLoop(loop.address)
 
 
 _cores = functools.cache(cores)

@@ -30,8 +30,8 @@ _Lead = ctypes.CFUNCTYPE(
 )
 
 
-class _Turns:
-    """Calls that are left to others because a team was away for too long."""
+class _Backoff:
+    """Counts the calls that other threads have to run because a team was away for too long."""
 
     def __init__(self, away: int, longest: int) -> None:
         self.away = away  # nanoseconds
@@ -49,8 +49,8 @@ class Team:
     """Runs parameter blocks on torch's threads."""
 
     def __init__(self) -> None:
-        self.turns = _Turns(_AWAY, _LONGEST)
-        self.small_turns = _Turns(_LATE, _LONGEST_SMALL)
+        self.turns = _Backoff(_AWAY, _LONGEST)
+        self.small_turns = _Backoff(_LATE, _LONGEST_SMALL)
         self._forked = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave)

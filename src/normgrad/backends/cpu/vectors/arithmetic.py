@@ -98,8 +98,8 @@ def size_of(typingctx, fmt):
 
 
 @intrinsic
-def plain(typingctx, value):
-    """A constant as any other number: Numba compiles what is called anew for every constant."""
+def hidden_constant(typingctx, value):
+    """Hides a constant from Numba, which compiles what is called anew for every constant."""
     kind = types.unliteral(value)
 
     def codegen(context, builder, signature, arguments):

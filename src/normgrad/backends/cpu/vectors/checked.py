@@ -67,7 +67,7 @@ def size_of(fmt: Format) -> int:
     return fmt.itemsize
 
 
-def plain(value: Any) -> Any:
+def hidden_constant(value: Any) -> Any:
     """As in `arithmetic`."""
     return value
 

@@ -2,7 +2,7 @@
 
 One instruction copies kilobytes, past the registers and without an address for each thread, and
 it may say what the L2 cache is to evict last, as asynchronous copies of 16 bytes may not. On an
-H200 three streams read 98 % of the floor so, 94 with copies of 16 bytes.
+H200 three streams read 98 % of the memory-bandwidth limit so, 94 with copies of 16 bytes.
 
 Gluon has no name for them. They are PTX, and so is the shared memory that they fill: the *ring*,
 `Launch.ring` bytes behind what the compiler has of its own. Its first bytes are the barriers.

@@ -1,6 +1,7 @@
 """How the blocks of a team exchange the sums of their columns, and what dx is made of then.
 
-Sums go round in one step, or in two: see `columns`.
+Sums go round in one step, or in two: see `columns`. They are ``sum_d`` and ``sum_dt``, of the terms
+of a gradient; forward the distance of the mean from its base and the sum of squared distances.
 """
 
 import triton
@@ -40,7 +41,7 @@ def _line(group, bins, warps):
 
 @jit
 def publish_sums(
-    mail,  # words of this slab: [parts, SPANS, bins]
+    slab_words,  # words of this slab: [parts, SPANS, bins]
     above,
     start,
     columns,
@@ -53,7 +54,7 @@ def publish_sums(
 ):
     """Publish the sums of a block's bins."""
     span = start // COLS - own * GROUP_SIZE // COLS  # how many pieces have columns of it before
-    to = mail + (above * SPANS + span) * bins + own
+    to = slab_words + (above * SPANS + span) * bins + own
     publish(to, pack_pair(sums[0], sums[1]), own * GROUP_SIZE < start + columns)
 
 
@@ -74,7 +75,7 @@ def columns_in(span, own, GROUP_SIZE: tl.constexpr, COLS: tl.constexpr):
 
 @jit
 def await_sums(
-    mail,
+    slab_words,
     parts,
     start,
     columns,
@@ -95,77 +96,81 @@ def await_sums(
     ok = own * GROUP_SIZE < start + columns
     last = (own * GROUP_SIZE + GROUP_SIZE - 1) // COLS - own * GROUP_SIZE // COLS
     row = gl.arange(0, STEP, gl.SliceLayout(1, box))
-    t1 = gl.zeros([STEP, BINS], tl.float32, box)
-    t2 = gl.zeros([STEP, BINS], tl.float32, box)
+    sum_d = gl.zeros([STEP, BINS], tl.float32, box)
+    sum_dt = gl.zeros([STEP, BINS], tl.float32, box)
     if FORMULA.forward:
-        found = (t1, t1, t1, t1)
+        found = (sum_d, sum_d, sum_d, sum_d)
     for base in tl.range(0, parts * SPANS, STEP):
         word = base + row
         wanted = (word < parts * SPANS)[:, None] & ok[None, :]
         if SPANS > 1:
             wanted = wanted & ((word % SPANS)[:, None] <= last[None, :])
         at = word[:, None] * bins + own[None, :]
-        u1, u2 = unpack_pair(await_words(mail + at, wanted, STEP * BINS // (32 * WARPS)))
+        partner_d, partner_dt = unpack_pair(
+            await_words(slab_words + at, wanted, STEP * BINS // (32 * WARPS))
+        )
         if FORMULA.forward:
             count = rows_of_part(word // SPANS, parts, rows, ROWS)[:, None]
             count = count * columns_in((word % SPANS)[:, None], own[None, :], GROUP_SIZE, COLS)
             count = gl.where(wanted, count.to(tl.float32), 0.0)
-            found = add_parts(found, count, u1, u2)
+            found = add_parts(found, count, partner_d, partner_dt)
         else:
-            t1 += u1
-            t2 += u2
+            sum_d += partner_d
+            sum_dt += partner_dt
     if FORMULA.forward:
-        _, t1, t2 = merged(FORMULA, parts_of(FORMULA, found, 0.0), 0)
+        _, sum_d, sum_dt = merged(FORMULA, parts_of(FORMULA, found, 0.0), 0)
     else:
-        t1, t2 = sum_pairs(t1, t2, 0)
-    return t1, t2
+        sum_d, sum_dt = sum_pairs(sum_d, sum_dt, 0)
+    return sum_d, sum_dt
 
 
 @jit
 def publish_totals(
-    mail,  # with one part more, for the totals
+    slab_words,  # with one part more, for the totals
     above,
     parts,
     start,
     columns,
     bins,
     COLS: tl.constexpr,
-    OWN: tl.constexpr,
+    TOTALS_COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
     WARPS: tl.constexpr,
     FORMULA: tl.constexpr,
     rows,
     ROWS: tl.constexpr,
 ):
-    """Add up all parts of OWN columns, for everybody."""
-    LANES: tl.constexpr = min(32, OWN)
-    ACROSS: tl.constexpr = min(WARPS, OWN // LANES)
+    """Add up all parts of TOTALS_COLUMNS columns, for everybody."""
+    LANES: tl.constexpr = min(32, TOTALS_COLUMNS)
+    ACROSS: tl.constexpr = min(WARPS, TOTALS_COLUMNS // LANES)
     box: tl.constexpr = gl.BlockedLayout(
         [1, 1], [32 // LANES, LANES], [WARPS // ACROSS, ACROSS], [1, 0]
     )
-    first = start + above * OWN
-    t1, t2 = await_sums(
-        mail, parts, first, columns - above * OWN, bins, box, 1, COLS, OWN, 1, STEP, WARPS,
-        FORMULA, rows, ROWS,
+    first = start + above * TOTALS_COLUMNS
+    sum_d, sum_dt = await_sums(
+        slab_words, parts, first, columns - above * TOTALS_COLUMNS, bins, box, 1, COLS,
+        TOTALS_COLUMNS, 1, STEP, WARPS, FORMULA, rows, ROWS,
     )  # fmt: skip
-    own = first + gl.arange(0, OWN, gl.SliceLayout(0, box))
-    publish(mail + parts * bins + own, pack_pair(t1, t2), own < start + columns)
+    own = first + gl.arange(0, TOTALS_COLUMNS, gl.SliceLayout(0, box))
+    publish(slab_words + parts * bins + own, pack_pair(sum_d, sum_dt), own < start + columns)
 
 
 @jit
-def all_sums(s1, s2, ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def all_sums(sum_d, sum_dt, ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     """The sums of a block's columns: a thread adds up its rows, then lanes and warps."""
-    s1, s2 = sum_pairs(
-        gl.reshape(s1, [ROWS // ONCE, ONCE, COLS]), gl.reshape(s2, [ROWS // ONCE, ONCE, COLS]), 0
+    sum_d, sum_dt = sum_pairs(
+        gl.reshape(sum_d, [ROWS // ONCE, ONCE, COLS]),
+        gl.reshape(sum_dt, [ROWS // ONCE, ONCE, COLS]),
+        0,
     )
-    return sum_pairs(s1, s2, 0)
+    return sum_pairs(sum_d, sum_dt, 0)
 
 
 @jit
 def keep_sums(
     slot,  # of shared memory
-    s1,
-    s2,
+    sum_d,
+    sum_dt,
     KEPT: tl.constexpr,
     ONCE: tl.constexpr,  # rows that have one element in each thread
     ROWS: tl.constexpr,
@@ -173,13 +178,13 @@ def keep_sums(
 ):
     """Store the sums of each warp's rows, of which KEPT lie one below the other."""
     # A thread adds up its rows, then lanes.
-    s1, s2 = sum_pairs(
-        gl.reshape(s1, [ROWS // ONCE, KEPT, ONCE // KEPT, COLS]),
-        gl.reshape(s2, [ROWS // ONCE, KEPT, ONCE // KEPT, COLS]),
+    sum_d, sum_dt = sum_pairs(
+        gl.reshape(sum_d, [ROWS // ONCE, KEPT, ONCE // KEPT, COLS]),
+        gl.reshape(sum_dt, [ROWS // ONCE, KEPT, ONCE // KEPT, COLS]),
         0,
     )
-    s1, s2 = sum_pairs(s1, s2, 1)
-    slot.store(pack_pair(s1, s2))
+    sum_d, sum_dt = sum_pairs(sum_d, sum_dt, 1)
+    slot.store(pack_pair(sum_d, sum_dt))
 
 
 @jit
@@ -203,7 +208,7 @@ def group_weights(
 ):
     """Gamma of a block's columns, as `publish_groups` wants it.
 
-    To be loaded before the tiles: whoever waits for sums would wait for it too.
+    To be loaded before the tiles: a wait for sums would be one for it too.
     """
     LANES: tl.constexpr = min(32, BINS)
     hot: tl.constexpr = gl.BlockedLayout([1, 1], [32 // LANES, LANES], [WARPS, 1], [1, 0])
@@ -214,7 +219,7 @@ def group_weights(
 @jit
 def publish_groups(
     kept,
-    mail,
+    slab_words,
     above,
     place_of,  # first column of the block, columns
     bins,
@@ -239,27 +244,29 @@ def publish_groups(
     own = start // GROUP_SIZE + gl.arange(0, BINS, gl.SliceLayout(0, hot))
     cols = gl.arange(0, COLS, gl.SliceLayout(1, hot))
     within = ((start + cols) // GROUP_SIZE)[:, None] == own[None, :]
-    t1, t2 = sums_in(kept, gl.SliceLayout(1, hot), down, KEPT)
+    sum_d, sum_dt = sums_in(kept, gl.SliceLayout(1, hot), down, KEPT)
     if FORMULA.forward:
         within = within & (cols < columns)[:, None]
         parts = (
             gl.where(within, count.to(tl.float32), 0.0),
-            gl.where(within, t1[:, None], 0.0), gl.where(within, t2[:, None], 0.0),
+            gl.where(within, sum_d[:, None], 0.0), gl.where(within, sum_dt[:, None], 0.0),
         )  # fmt: skip
-        _, t1, t2 = merged(FORMULA, parts, 0)
+        _, sum_d, sum_dt = merged(FORMULA, parts, 0)
     else:
-        t1 = gl.where(within, (t1 * weight)[:, None], 0.0)
-        t2 = gl.where(within, (t2 * weight)[:, None], 0.0)
-        t1, t2 = sum_pairs(t1, t2, 0)
+        sum_d = gl.where(within, (sum_d * weight)[:, None], 0.0)
+        sum_dt = gl.where(within, (sum_dt * weight)[:, None], 0.0)
+        sum_d, sum_dt = sum_pairs(sum_d, sum_dt, 0)
     if not SOLO:
-        publish_sums(mail, above, start, columns, bins, own, (t1, t2), GROUP_SIZE, COLS, SPANS)
-    return t1, t2
+        publish_sums(
+            slab_words, above, start, columns, bins, own, (sum_d, sum_dt), GROUP_SIZE, COLS, SPANS
+        )
+    return sum_d, sum_dt
 
 
 @jit
 def share_sums(
     kept,  # sums of the block's columns: of each warp, kept in shared memory, or as they are
-    mail,
+    slab_words,
     place_of,  # above, start, columns, image, first channel
     sizes,  # parts, bins, images, channels
     partials,
@@ -276,7 +283,7 @@ def share_sums(
     rows,  # of a slab
     ROWS: tl.constexpr,  # of a tile
 ):
-    """Publish the sums of a block's bins; they are returned for whoever has no partners."""
+    """Publish the sums of a block's bins; they are returned for a block without partners."""
     above, start, columns, image, left = place_of
     columns = gl.minimum(columns, COLS)
     parts, bins, images, channels = sizes
@@ -284,28 +291,30 @@ def share_sums(
     down: tl.constexpr = gl.BlockedLayout([max(1, KEPT), 1], [1, 32], [1, WARPS], [0, 1])
     cols = gl.arange(0, COLS, line)
     if GROUP:
-        t1, t2 = publish_groups(
-            kept, mail, above, (start, columns), bins, weights,
+        sum_d, sum_dt = publish_groups(
+            kept, slab_words, above, (start, columns), bins, weights,
             GROUP_SIZE, COLS, BINS, SPANS, KEPT, WARPS, SOLO, FORMULA,
             rows_of_part(above, parts, rows, ROWS),
         )  # fmt: skip
         if partials is not None:  # nobody waits for these
-            u1, u2 = sums_in(kept, line, down, KEPT)
+            column_d, column_dt = sums_in(kept, line, down, KEPT)
             to = partials + (image.to(tl.int64) * channels + left + cols) * parts + above
-            gl.store(to, u1, mask=cols < columns)
-            gl.store(to + images.to(tl.int64) * channels * parts, u2, mask=cols < columns)
+            gl.store(to, column_d, mask=cols < columns)
+            gl.store(to + images.to(tl.int64) * channels * parts, column_dt, mask=cols < columns)
     else:
-        t1, t2 = sums_in(kept, line, down, KEPT)
+        sum_d, sum_dt = sums_in(kept, line, down, KEPT)
         if not SOLO:
             own = start + cols
-            publish_sums(mail, above, start, columns, bins, own, (t1, t2), 1, COLS, SPANS)
-    return t1, t2
+            publish_sums(
+                slab_words, above, start, columns, bins, own, (sum_d, sum_dt), 1, COLS, SPANS
+            )
+    return sum_d, sum_dt
 
 
 @jit
 def factors_of(
     sums,  # of a block without partners
-    mail,
+    slab_words,
     place_of,
     sizes,
     vectors,  # rstd, gamma, dgamma, dbeta
@@ -320,11 +329,11 @@ def factors_of(
     BINS: tl.constexpr,
     SPANS: tl.constexpr,
     STEP: tl.constexpr,
-    OWN: tl.constexpr,
+    TOTALS_COLUMNS: tl.constexpr,
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,
     PHASE: tl.constexpr,
-    offered,  # forward: x, the step between images, beta, results, momentum
+    forward_operands,  # forward: x, the step between images, beta, results, momentum
     rows,  # of a slab
     ROWS: tl.constexpr,  # of a tile
     ALIGN: tl.constexpr,
@@ -345,7 +354,7 @@ def factors_of(
     channel = left + cols
     statistic = image * (channels // GROUP_SIZE) + channel // GROUP_SIZE if GROUP else channel
     if FORMULA.forward:
-        x, outer_step, beta, results, momentum = offered
+        x, outer_step, beta, results, momentum = forward_operands
         strip = (0, columns, 0, image, left, 0)
         base = base_of(x, strip, outer_step, cols, GROUP_SIZE, ALIGN)
         rs = base
@@ -353,42 +362,54 @@ def factors_of(
         rs = load_rstd(rstd, statistic, ok, eps, VARIANCE, tl.float32)
     weight = load_or(gamma, channel, ok, 1.0, tl.float32)
     x_factor, constant = rs, rs
-    if OWN > 0 and PHASE % 3 == 0:
+    if TOTALS_COLUMNS > 0 and PHASE % 3 == 0:
         publish_totals(
-            mail, above, parts, start, columns, bins, COLS, OWN, STEP, WARPS, FORMULA, rows, ROWS
+            slab_words,
+            above,
+            parts,
+            start,
+            columns,
+            bins,
+            COLS,
+            TOTALS_COLUMNS,
+            STEP,
+            WARPS,
+            FORMULA,
+            rows,
+            ROWS,
         )
-    if PHASE != 1 and (OWN == 0 or PHASE != 3):
-        if OWN > 0:
-            ONE: tl.constexpr = max(1, 32 * WARPS // BINS)  # a word for every thread
-            t1, t2 = await_sums(
-                mail + parts * bins, 1, start, columns, bins, box, 1, COLS, BINS, 1, ONE, WARPS,
-                FORMULA, rows, ROWS,
+    if PHASE != 1 and (TOTALS_COLUMNS == 0 or PHASE != 3):
+        if TOTALS_COLUMNS > 0:
+            TOTALS_STEP: tl.constexpr = max(1, 32 * WARPS // BINS)  # a word for every thread
+            sum_d, sum_dt = await_sums(
+                slab_words + parts * bins, 1, start, columns, bins, box, 1, COLS, BINS, 1,
+                TOTALS_STEP, WARPS, FORMULA, rows, ROWS,
             )  # fmt: skip
         elif SOLO:
-            t1, t2 = sums
+            sum_d, sum_dt = sums
         else:
-            t1, t2 = await_sums(
-                mail, parts, start, columns, bins, box, GROUP_SIZE, COLS, BINS, SPANS, STEP, WARPS,
-                FORMULA, rows, ROWS,
+            sum_d, sum_dt = await_sums(
+                slab_words, parts, start, columns, bins, box, GROUP_SIZE, COLS, BINS, SPANS, STEP,
+                WARPS, FORMULA, rows, ROWS,
             )  # fmt: skip
         if GROUP:
             mine = gl.minimum((start + cols) // GROUP_SIZE - start // GROUP_SIZE, BINS - 1)
-            t1, t2 = unpack_pair(gl.gather(pack_pair(t1, t2), mine, 0))
+            sum_d, sum_dt = unpack_pair(gl.gather(pack_pair(sum_d, sum_dt), mine, 0))
         elif above == 0 and not FORMULA.forward:
-            store_as(dbeta, channel, t1, ok)
-            store_as(dgamma, channel, t2 * rs, ok)
+            store_as(dbeta, channel, sum_d, ok)
+            store_as(dgamma, channel, sum_dt * rs, ok)
         if FORMULA.forward:
-            rs = 1.0 / tl.sqrt(t2 / count + eps)
-            x_factor = base + t1
+            rs = 1.0 / tl.sqrt(sum_dt / count + eps)
+            x_factor = base + sum_d
             constant = load_or(beta, channel, ok, 0.0, tl.float32)
             if above == 0:
-                moments = (count + t1 * 0.0, x_factor, t2)
+                moments = (count + sum_d * 0.0, x_factor, sum_dt)
                 once = ok & (channel % GROUP_SIZE == 0)
                 store_statistics(results, statistic, moments, momentum, eps, once, VARIANCE)
         else:
             # The sums of group norm have gamma inside.
             factor = rs if GROUP else rs * weight
-            x_factor, constant = coefficients(FORMULA, rs, factor, t1, t2, count)
+            x_factor, constant = coefficients(FORMULA, rs, factor, sum_d, sum_dt, count)
     # All three at once: a barrier for each is half a percent of group norm 1x512x512x512.
     places = gl.allocate_shared_memory(tl.float32, [3, COLS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     places.index(0).store(rs * weight)

@@ -93,11 +93,11 @@ def fetch_tiles(
 
 
 @jit
-def add_tile(s1, s2, values, centre, before, FORMULA: tl.constexpr):
+def add_tile(sum_d, sum_dt, values, centre, before, FORMULA: tl.constexpr):
     """The two sums with one tile more; ``before`` is what `before_activation` makes of it."""
     # Masked elements of dy are 0, so their x does not matter.
-    d1, d2 = _terms_of(values, centre, before, FORMULA)
-    return s1 + d1, s2 + d2
+    term_d, term_dt = _terms_of(values, centre, before, FORMULA)
+    return sum_d + term_d, sum_dt + term_dt
 
 
 @jit
@@ -134,8 +134,8 @@ def no_sums(tile: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl
 
 @jit
 def add_rows(
-    s1,
-    s2,
+    sum_d,
+    sum_dt,
     values,
     centre,
     before,
@@ -145,13 +145,13 @@ def add_rows(
     COLS: tl.constexpr,
 ):
     """The same with the rows of a thread added up first: sums of one row, half the registers."""
-    d1, d2 = _terms_of(values, centre, before, FORMULA)
-    t1, t2 = sum_pairs(
-        gl.reshape(d1, [ROWS // ONCE, ONCE, COLS]),
-        gl.reshape(d2, [ROWS // ONCE, ONCE, COLS]),
+    term_d, term_dt = _terms_of(values, centre, before, FORMULA)
+    rows_d, rows_dt = sum_pairs(
+        gl.reshape(term_d, [ROWS // ONCE, ONCE, COLS]),
+        gl.reshape(term_dt, [ROWS // ONCE, ONCE, COLS]),
         0,
     )
-    return s1 + t1, s2 + t2
+    return sum_d + rows_d, sum_dt + rows_dt
 
 
 @triton.jit
@@ -215,9 +215,9 @@ def before_of(
     if GROUP:
         statistic = image * (channels // GROUP_SIZE) + channel // GROUP_SIZE
     ok = cols < columns
-    scale = load_rstd(rstd, statistic, ok, eps, VARIANCE, tl.float32)
-    scale *= load_or(gamma, channel, ok, 1.0, tl.float32)
-    return scale[None, :], load_or(beta, channel, ok, 0.0, tl.float32)[None, :]
+    dy_factor = load_rstd(rstd, statistic, ok, eps, VARIANCE, tl.float32)
+    dy_factor *= load_or(gamma, channel, ok, 1.0, tl.float32)
+    return dy_factor[None, :], load_or(beta, channel, ok, 0.0, tl.float32)[None, :]
 
 
 @jit

@@ -102,7 +102,7 @@ def await_words(pointers, wanted, EACH: tl.constexpr, seen=None):
 
 
 @triton.jit
-def look_at_words(pointers, wanted):
+def peek_words(pointers, wanted):
     """The words as they are now, without waiting; 0 where not wanted."""
     if INTERPRETED:
         words = tl.load(pointers, mask=wanted, other=0)
@@ -120,29 +120,28 @@ def look_at_words(pointers, wanted):
 
 
 @triton.jit
-def arrive(tally):
+def count_arrival(arrivals):
     """Count this block, and say how many came before.
 
-    Whoever finds all of them counted sees what each stored before. The count starts at all bits
-    set, as words do. In the interpreter blocks come in order.
+    A block that finds all of them counted sees what each stored before. The count starts with all
+    bits set, as words do. In the interpreter blocks come in order.
     """
     if INTERPRETED:
         before = tl.program_id(0)
     else:
         tl.debug_barrier()
-        before = (tl.atomic_add(tally, 1, sem="release") + 1).to(tl.int32)
+        before = (tl.atomic_add(arrivals, 1, sem="release") + 1).to(tl.int32)
     return before
 
 
 @triton.jit
-def take_seat(seats, team, teams, SEATS: tl.constexpr):
+def spread_over_teams(counters, team, teams, SM_COUNTERS: tl.constexpr):
     """This block's number among the members of all teams: one team after another.
 
     Blocks of one multiprocessor go to different teams, so that one works while another waits.
-    ``seats`` counts the members of each team, then the blocks of each of SEATS multiprocessors.
-    Whoever finds a team full goes on to the next: there are as many seats as blocks, so nobody
-    stays without.
-    What is computed depends on the number alone, not on who has it.
+    ``counters`` count the members of each team, then the blocks of each of SM_COUNTERS
+    multiprocessors. A block that finds a team full goes on to the next: teams have room for as many
+    as there are. What is computed depends on the number alone, not on which block has it.
     """
     if INTERPRETED:
         number = tl.program_id(0)
@@ -150,19 +149,21 @@ def take_seat(seats, team, teams, SEATS: tl.constexpr):
         place = tl.inline_asm_elementwise(
             "mov.u32 $0, %smid;", "=r,r", [teams], dtype=tl.int32, is_pure=False, pack=1
         )
-        turn = (tl.atomic_add(seats + teams + place % SEATS, 1, sem="relaxed") + 1).to(tl.int32)
+        turn = (tl.atomic_add(counters + teams + place % SM_COUNTERS, 1, sem="relaxed") + 1).to(
+            tl.int32
+        )
         number = teams * 0 - 1
         for attempt in range(teams):
             if number < 0:
                 which = (turn + attempt) % teams
-                before = (tl.atomic_add(seats + which, 1, sem="relaxed") + 1).to(tl.int32)
+                before = (tl.atomic_add(counters + which, 1, sem="relaxed") + 1).to(tl.int32)
                 if before < team:
                     number = which * team + before
     return number
 
 
 @triton.jit
-def await_all(tally, thread):
+def await_all(arrivals, thread):
     """All blocks of the launch have arrived."""
     if not INTERPRETED:
         tl.inline_asm_elementwise(
@@ -172,7 +173,7 @@ def await_all(tally, thread):
             "setp.ne.u64 missing, count, $2; @missing bra again; }",
             "=&r,l,l",
             [
-                tl.where(thread == 0, tally.to(tl.uint64), 0),
+                tl.where(thread == 0, arrivals.to(tl.uint64), 0),
                 (tl.num_programs(0) - 1).to(tl.uint64) + thread.to(tl.uint64) * 0,
             ],
             dtype=tl.int32,
@@ -197,14 +198,14 @@ def await_step_before(EARLY: tl.constexpr):
 
 
 @triton.jit
-def clear_stale(stale, stale_words, thread, THREADS: tl.constexpr):
-    """Clear the words that the call before this one used, for the next: see `mail`."""
-    if stale is not None:
+def clear_previous(previous_words, previous_count, thread, THREADS: tl.constexpr):
+    """Clear the words that the call before this one used, for the next: see `exchange_areas`."""
+    if previous_words is not None:
         for first in tl.range(
-            tl.program_id(0) * THREADS, stale_words, tl.num_programs(0) * THREADS
+            tl.program_id(0) * THREADS, previous_count, tl.num_programs(0) * THREADS
         ):
             at = first + thread
-            tl.store(stale + at, (thread * 0 - 1).to(tl.uint64), mask=at < stale_words)
+            tl.store(previous_words + at, (thread * 0 - 1).to(tl.uint64), mask=at < previous_count)
 
 
 @triton.jit
@@ -240,8 +241,8 @@ def _widening(dtype):
 
 
 @triton.jit
-def widen_again(tile, zero):
-    """Widen a tile of registers a second time, from ``zero``, which is 0 at run time.
+def rewiden_opaquely(tile, runtime_zero):
+    """Widen a tile of registers a second time; ``runtime_zero`` is 0, which no compiler knows.
 
     The compiler must not see that the numbers are those of the first time: it would keep them
     wide, in twice the registers (264 bytes of spills a thread).
@@ -252,7 +253,7 @@ def widen_again(tile, zero):
         wide = tl.inline_asm_elementwise(
             _widening(tile.dtype),
             "=r,=r,r,r,r",
-            [tile, zero.to(tl.uint32)],
+            [tile, runtime_zero.to(tl.uint32)],
             dtype=tl.float32,
             is_pure=True,
             pack=2,
@@ -261,11 +262,11 @@ def widen_again(tile, zero):
 
 
 @triton.jit
-def fresh(number):
-    """The same number, made here: neither kept from rounds before nor put off.
+def opaque_copy(number):
+    """The same number by a move that the compiler can neither hoist nor sink: it saves spills.
 
-    Offsets of unrolled tiles are all alike in each round; kept, they are spilled. Sums of unrolled
-    tiles are added up at the end if they can be; all that they are made of is spilled until then.
+    Offsets of unrolled tiles are equal in each round, and hoisted they are spilled. Sums of
+    unrolled tiles would sink to the end, and all that they are made of be spilled until then.
     """
     if INTERPRETED:
         same = number
@@ -277,7 +278,7 @@ def fresh(number):
 
 
 @triton.jit
-def quotient(number, magic):
+def divide_by_magic(number, magic):
     """``number // divisor`` for the ``magic`` that the plan made of the divisor."""
     by = tl.umulhi(number.to(tl.uint32), magic.to(tl.uint32, bitcast=True)).to(tl.int32)
     return tl.where(magic == 0, number, by)
@@ -293,13 +294,13 @@ def channel_of(column, period, RUN: tl.constexpr):
 
 
 @triton.jit
-def coefficients(FORMULA: tl.constexpr, rs, factor, t1, t2, count):
+def coefficients(FORMULA: tl.constexpr, rs, factor, sum_d, sum_dt, count):
     """What a formula makes of its two sums, of numbers that are not divided by the deviation.
 
     Gamma is inside of the sums where it differs within a statistic; ``factor`` is the rest of what
     dy is multiplied by.
     """
-    return FORMULA.coefficients(t1 / count, t2 * rs / count * rs, factor)
+    return FORMULA.coefficients(sum_d / count, sum_dt * rs / count * rs, factor)
 
 
 @triton.jit
@@ -335,7 +336,7 @@ def load_rstd(pointer, offsets, mask, eps, VARIANCE: tl.constexpr, COMPUTE: tl.c
     """The reciprocal deviation, derived from a variance if need be."""
     values = load_or(pointer, offsets, mask, 1.0, COMPUTE)
     if VARIANCE:
-        # Masked lanes hold 0: they may divide by 0, nobody reads them.
+        # Masked lanes hold 0: they may divide by 0, and are not read.
         values = 1.0 / tl.sqrt(values + eps)
     return values
 

@@ -16,33 +16,33 @@ from normgrad.backends.cuda.pieces.common import load_or, store_as, sum_pairs
 @triton.jit
 def add_elements(FORMULA: tl.constexpr, found, x, there):
     """What a tile's places have met, with one tile more: count, first element, two sums."""
-    count, first, s1, s2 = found
+    count, first, sum_t, sum_tt = found
     first = FORMULA.pivot(count, x, first)
     t = tl.where(there, x - first, 0.0)
-    return tl.where(there, count + 1.0, count), first, s1 + t, s2 + t * t
+    return tl.where(there, count + 1.0, count), first, sum_t + t, sum_tt + t * t
 
 
 @triton.jit
 def parts_of(FORMULA: tl.constexpr, found, base):
     """What places have met, as parts."""
-    count, first, s1, s2 = found
-    off = s1 * 0.0
+    count, first, sum_t, sum_tt = found
+    off = sum_t * 0.0
     if FORMULA.has_mean:
-        step = s1 / tl.where(count > 0, count, 1.0)
+        step = sum_t / tl.where(count > 0, count, 1.0)
         off = tl.where(count > 0, (first - base) + step, 0.0)
-        s2 = s2 - step * s1
-        s2 = tl.where(s2 < 0, 0.0, s2)
-    return tl.where(s2 >= 0, count, count), off, s2  # of one shape
+        sum_tt = sum_tt - step * sum_t
+        sum_tt = tl.where(sum_tt < 0, 0.0, sum_tt)
+    return tl.where(sum_tt >= 0, count, count), off, sum_tt  # of one shape
 
 
 @triton.jit
 def add_parts(found, count, off, apart):
     """What places have met of parts, as `add_elements` has it of elements."""
-    total, first, s1, s2 = found
+    total, first, sum_t, sum_tt = found
     first = tl.where(total == 0, off, first)
     t = tl.where(count > 0, off - first, 0.0)
     met = tl.where(count > 0, apart + count * t * t, 0.0)
-    return total + count, first, s1 + count * t, s2 + met
+    return total + count, first, sum_t + count * t, sum_tt + met
 
 
 @triton.jit
@@ -89,12 +89,12 @@ def store_statistics(
     VARIANCE: tl.constexpr,  # the second one wanted is the variance
 ):
     """Write the statistics of some groups; returns the mean and the reciprocal deviation."""
-    centre, scale, mean, rstd, old_mean, old_variance, new_mean, new_variance = results
+    next_mean, next_rstd, mean, rstd, old_mean, old_variance, new_mean, new_variance = results
     count, mu, apart = moments
     variance = apart / tl.where(count > 0, count, 1.0)
     rs = 1.0 / tl.sqrt(variance + eps)
-    store_as(centre, which, mu, mask)
-    store_as(scale, which, rs, mask)
+    store_as(next_mean, which, mu, mask)
+    store_as(next_rstd, which, rs, mask)
     store_as(mean, which, mu, mask)
     store_as(rstd, which, variance if VARIANCE else rs, mask)
     if old_mean is not None:

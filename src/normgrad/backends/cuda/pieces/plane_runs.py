@@ -6,14 +6,14 @@ A tile of the ring has its rows one after another, so that those of a plane lie 
 import triton.language as tl
 
 from normgrad.backends.cuda.pieces.bulk import copy_runs, keep_last
-from normgrad.backends.cuda.pieces.common import fresh, quotient
+from normgrad.backends.cuda.pieces.common import divide_by_magic, opaque_copy
 from normgrad.backends.cuda.pieces.gluon import jit
 
 
 @jit
 def elements_before(row, magic, pieces, piece, run):
     """Elements of a slab before a row, over ALIGN."""
-    plane = quotient(row, magic)
+    plane = divide_by_magic(row, magic)
     return plane * run + (row - plane * pieces) * piece
 
 
@@ -28,8 +28,8 @@ def ask_runs(
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
     SPANS: tl.constexpr,
-    EXACT: tl.constexpr,
-    FULL: tl.constexpr,
+    EQUAL_ROWS: tl.constexpr,
+    FULL_TILES: tl.constexpr,
     HEAD: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -39,18 +39,18 @@ def ask_runs(
     first, share, rows, pieces, magic, piece, run, plane_step, _, _ = part
     index: tl.constexpr = tl.int64 if WIDE else tl.int32
     ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-    before = fresh(first * 0 + CHUNK * ROWS)  # else some of each tile is kept for all rounds
+    before = opaque_copy(first * 0 + CHUNK * ROWS)  # else some of each tile is kept for all rounds
     start = first + before
     count = ROWS
-    if CHUNK >= FULL:
+    if CHUNK >= FULL_TILES:
         count = tl.maximum(tl.minimum(tl.minimum(share - before, rows - start), ROWS), 0)
     count = tl.where(ok, count, 0)
     total = count * piece
     if SPANS > 1:
-        if not EXACT:
+        if not EQUAL_ROWS:
             total = elements_before(start + count, magic, pieces, piece, run)
             total -= elements_before(start, magic, pieces, piece, run)
-        plane = quotient(start, magic) + thread
+        plane = divide_by_magic(start, magic) + thread
         above = start - plane * pieces  # rows of the plane before the tile
         low = tl.maximum(above, 0)
         high = tl.minimum(above + count, pieces)
@@ -60,9 +60,9 @@ def ask_runs(
     else:
         at = start.to(index) * piece
         if SPANS == 1:
-            plane = quotient(start, magic)
+            plane = divide_by_magic(start, magic)
             at = plane.to(index) * plane_step + (start - plane * pieces) * piece
-            if not EXACT:
+            if not EQUAL_ROWS:
                 total = tl.minimum((start - plane * pieces + count) * piece, run)
                 total = tl.maximum(total - (start - plane * pieces) * piece, 0)
         size = tl.where(thread == 0, total, 0)

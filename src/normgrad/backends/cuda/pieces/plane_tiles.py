@@ -3,7 +3,7 @@
 import triton.language as tl
 
 from normgrad.backends.cuda.pieces.bulk import is_warp
-from normgrad.backends.cuda.pieces.common import fresh, quotient
+from normgrad.backends.cuda.pieces.common import divide_by_magic, opaque_copy
 from normgrad.backends.cuda.pieces.gluon import async_copy, gl, jit
 from normgrad.backends.cuda.pieces.plane_runs import ask_runs
 from normgrad.backends.cuda.pieces.windows import is_inside, store_vectors, vectors_inside, window
@@ -15,7 +15,7 @@ def rows_of(part, chunk, ROWS: tl.constexpr):
     first, share, rows, _, magic, _, _, _, local, _ = part
     inside = chunk * ROWS + local
     row = first + inside
-    return row, quotient(row, magic), (inside < share) & (row < rows)
+    return row, divide_by_magic(row, magic), (inside < share) & (row < rows)
 
 
 @jit
@@ -26,8 +26,8 @@ def elements_of(
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
-    EXACT: tl.constexpr = False,
-    EVEN: tl.constexpr = False,
+    EQUAL_ROWS: tl.constexpr = False,
+    ROWS_FILL_TILE: tl.constexpr = False,
     WINDOW: tl.constexpr = 0,
     rest=0,
 ):
@@ -49,9 +49,9 @@ def elements_of(
         row, plane, ok = rows_of(part, chunk, ROWS)
         inside = ((row - plane * pieces) * piece * ALIGN)[:, None] + cols[None, :]
         mask = ok[:, None] & (cols >= 0)[None, :]
-        if not EVEN:
+        if not ROWS_FILL_TILE:
             mask = mask & (cols < piece * ALIGN)[None, :]
-        if not EXACT:
+        if not EQUAL_ROWS:
             mask = mask & (inside < run * ALIGN)
         at = (plane.to(index) * plane_step * ALIGN)[:, None] + inside
     return at, mask
@@ -74,7 +74,8 @@ def window_of(
     _, _, _, pieces, _, piece, run, plane_step, _, cols = part
     index: tl.constexpr = tl.int64 if WIDE else tl.int32
     row, plane, ok = rows_of(part, chunk, ROWS)
-    start = plane.to(index) * plane_step * ALIGN + fresh(rest)  # made here, else it is spilled
+    at_plane = plane.to(index) * plane_step * ALIGN
+    start = at_plane + opaque_copy(rest)  # made here, else it is spilled
     at, low, high = window(start[:, None], run * ALIGN, WINDOW)
     inside = ((row - plane * pieces) * piece * WINDOW)[:, None] + cols[None, :]
     mask = ok[:, None] & (cols < piece * WINDOW)[None, :] & vectors_inside(inside, high, WINDOW)
@@ -133,8 +134,8 @@ def ask(
     WARPS: tl.constexpr,
     BULK: tl.constexpr,
     SPANS: tl.constexpr,
-    EXACT: tl.constexpr,
-    FULL: tl.constexpr,
+    EQUAL_ROWS: tl.constexpr,
+    FULL_TILES: tl.constexpr,
     HEAD: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -154,7 +155,8 @@ def ask(
     elif is_warp(CHUNK % WARPS, slab):
         come = (origin_of(slab, steps, ALIGN), slab < steps[0])
         ask_runs(
-            data, come, slot, part, CHUNK, ROWS, ALIGN, WIDE, SPANS, EXACT, FULL, HEAD, TILE
+            data, come, slot, part, CHUNK, ROWS, ALIGN, WIDE, SPANS, EQUAL_ROWS, FULL_TILES, HEAD,
+            TILE
         )  # fmt: skip
 
 
@@ -167,9 +169,9 @@ def inside_of(
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
-    EXACT: tl.constexpr,
-    EVEN: tl.constexpr,
-    FULL: tl.constexpr,
+    EQUAL_ROWS: tl.constexpr,
+    ROWS_FILL_TILE: tl.constexpr,
+    FULL_TILES: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
     """Which elements of a tile there are."""
@@ -177,14 +179,14 @@ def inside_of(
         _, _, _, pieces, _, piece, run, plane_step, _, cols = part
         index: tl.constexpr = tl.int64 if WIDE else tl.int32
         row, plane, ok = rows_of(part, chunk, ROWS)
-        start = plane.to(index) * plane_step * ALIGN + fresh(rest)
+        start = plane.to(index) * plane_step * ALIGN + opaque_copy(rest)
         _, low, high = window(start[:, None], run * ALIGN, WINDOW)
         inside = ((row - plane * pieces) * piece * WINDOW)[:, None] + cols[None, :]
         there = ok[:, None] & (cols < piece * WINDOW)[None, :] & is_inside(inside, low, high)
-    elif EVEN and FULL:
+    elif ROWS_FILL_TILE and FULL_TILES:
         there = (part[8][:, None] >= 0) & (part[9][None, :] >= 0)
     else:
-        _, there = elements_of(part, chunk, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN)
+        _, there = elements_of(part, chunk, ROWS, PLANE, ALIGN, WIDE, EQUAL_ROWS, ROWS_FILL_TILE)
     return there
 
 
@@ -199,9 +201,9 @@ def write_tile(
     PLANE: tl.constexpr,
     ALIGN: tl.constexpr,
     WIDE: tl.constexpr,
-    EXACT: tl.constexpr,
-    EVEN: tl.constexpr,
-    FULL: tl.constexpr,
+    EQUAL_ROWS: tl.constexpr,
+    ROWS_FILL_TILE: tl.constexpr,
+    FULL_TILES: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
     """Dx of a tile, which may be known to be full."""
@@ -211,8 +213,8 @@ def write_tile(
         place = (part[9] % WINDOW)[None, :]
         store_vectors(dx + (at - place), result, low, gl.where(mask, high, 0), WINDOW)
     else:
-        at, mask = elements_of(part, chunk, ROWS, PLANE, ALIGN, WIDE, EXACT, EVEN)
-        if EVEN and FULL:
+        at, mask = elements_of(part, chunk, ROWS, PLANE, ALIGN, WIDE, EQUAL_ROWS, ROWS_FILL_TILE)
+        if ROWS_FILL_TILE and FULL_TILES:
             # True, but the compiler does not know: without a mask it mixes tiles, and spills.
             mask = (at * 0 + part[1]) > chunk * ROWS
         gl.store(dx + at, result, mask=mask)

@@ -101,15 +101,15 @@ def note_statistics(
     at,  # where the ring has room for them
     thread,
     ROWS: tl.constexpr,
-    NOTED: tl.constexpr,
+    STATISTICS_ROWS: tl.constexpr,
 ):
-    """Mean and rstd of the next NOTED rows of this block, from ``first`` on; 0 for no row."""
+    """Mean and rstd of this block's next STATISTICS_ROWS rows, from ``first`` on; 0 for no row."""
     tl.debug_barrier()  # all have read those before
     left = tl.cdiv(rows - first, stride) * ROWS
-    for done in tl.range(0, tl.minimum(left, NOTED), thread.shape[0]):
+    for done in tl.range(0, tl.minimum(left, STATISTICS_ROWS), thread.shape[0]):
         number = done + thread
         row = first + number // ROWS * stride + number % ROWS
         ok = row < rows
         write(at + number * 4, load_or(mean, row, ok, 0.0, tl.float32))
-        write(at + (number + NOTED) * 4, load_or(rstd, row, ok, 0.0, tl.float32))
+        write(at + (number + STATISTICS_ROWS) * 4, load_or(rstd, row, ok, 0.0, tl.float32))
     tl.debug_barrier()

@@ -19,7 +19,7 @@ def resident_columns(builder: Builder, geometry: Geometry, layout: Layout, devic
     data = slabs_of(builder, geometry, layout, device)
     if data is None:
         return False
-    if layout.own:
+    if layout.batch_independent:
         best = column_cuts.settle(data, device, layout.typical)
     else:
         best = column_cuts.choose(data, device)
@@ -59,7 +59,7 @@ def add_columns(
     slabs = data.images * split
     bins = cut.width // data.group
     solo = cut.team == 1 and not cut.streams
-    count = slabs * (cut.parts + (cut.own > 0)) * cut.spans * bins
+    count = slabs * (cut.parts + (cut.totals_columns > 0)) * cut.spans * bins
     wants = group and builder.wants_parameters
     sums = 2 * data.images * data.channels * cut.parts
     partials = builder.scratch(sums, "float32") if wants else None
@@ -90,19 +90,19 @@ def add_columns(
         "EACH": geometry.samples > 1,
         "VARIANCE": spec.rstd_is == "variance" if forward else builder.given_variance,
         "DEPTH": cut.depth,
-        "HELD": cut.held,
+        "REGISTER_TILES": cut.held,
         "ROWS": cut.rows,
         "COLS": cut.cols,
         "BINS": cut.bins,
         "SPANS": cut.spans,
         "STEP": cut.step,
-        "OWN": cut.own,
+        "TOTALS_COLUMNS": cut.totals_columns,
         "VECTOR": 16 // data.itemsize,
         "WARPS": cut.block.warps,
         "ALIGN": data.align,
-        "FETCHED": 0 if forward else cut.fetched,
+        "L2_TILES": 0 if forward else cut.l2_tiles,
         **joint_parameters(
-            parameters_of(geometry, layout), cut.parts, cut.block.warps, meets=wants
+            parameters_of(geometry, layout), cut.parts, cut.block.warps, joins=wants
         ),
         "PHASE": 0,
     }
@@ -114,14 +114,14 @@ def add_columns(
         kernel = "columns.column_slabs"
         # See `own_copies`.
         constants |= {"CHUNKS": cut.tiles, "SOLO": solo, "TOGETHER": cut.rounds > 1}
-        constants["LATE"] = cut.late
+        constants["REQUEST_AFTER_PUBLISH"] = cut.requests_after_publish
     builder.launch_teams(
         kernel,
         (cut.team * cut.teams,),
         arguments,
         constants,
         words=0 if solo else count,
-        meets=wants,
+        joins=wants,
         starts_early=device.starts_early,
         warps=cut.block.warps,
         registers=cut.block.registers,

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from normgrad.backends.cuda.plan.tuned import passes as tuned
 from normgrad.core.spec import Op, Spec
 
 # Operators besides those that all fast backends have.
@@ -17,17 +18,13 @@ TAKEN: Final = (
 )
 # Forms of fused requests that kernels take.
 FUSED: Final = ("activation", "residual", "shortcut", "weights of each sample")
-# Tiles of 16 bytes a thread that there are no registers for beside an activation's slope: 8 to 40
-# bytes were spilled with one more.
-_FEWER_TILES: Final = {"relu": 1, "silu": 1}
-_FEWER_OF_OTHERS = 2
 
 
 def tiles_for_slope(spec: Spec) -> int:
     """How many tiles fewer a block holds in registers for a gradient through an activation."""
     if spec.activation is None or spec.operator.forward:
         return 0
-    return _FEWER_TILES.get(spec.activation, _FEWER_OF_OTHERS)
+    return tuned.FEWER_TILES_WITH_SLOPE.get(spec.activation, tuned.FEWER_TILES_WITH_OTHERS)
 
 
 def formula_of(spec: Spec) -> str:

@@ -35,10 +35,10 @@ def plan_forward(builder: Builder, geometry: Geometry, device: Device) -> Progra
         long_rows(builder, geometry, device, data, reads_x=True)
         return builder.finish("long rows")
     layout = lay_out(builder, geometry)
-    keep = {"planes": resident_planes, "columns": resident_columns}[layout.family]
+    plan_resident = {"planes": resident_planes, "columns": resident_columns}[layout.family]
     # A shortcut has no room on chip: two passes.
     whole = spec.y is not None and spec.operator.sums == "own" and spec.shortcut is None
-    if whole and keep(builder, geometry, layout, device):
+    if whole and plan_resident(builder, geometry, layout, device):
         return builder.finish(f"resident {layout.family}")
     name, made = "elements", None
     if spec.operator.sums != "given":
@@ -57,7 +57,7 @@ def _join_ranks(builder: Builder, geometry: Geometry, device: Device) -> None:
     partials = builder.scratch(4 * ranks * channels, builder.compute)
     tile = 8, 128
     builder.launch(
-        "sums.rank_parts",
+        "finish.rank_parts",
         (ceil_div(ranks, tile[0]), ceil_div(channels, tile[1])),
         {
             "means": builder.vector("x"),

@@ -13,7 +13,7 @@ from normgrad.backends.cuda.plan.layout import Layout
 from normgrad.backends.cuda.plan.program import Builder
 from normgrad.backends.cuda.plan.row_ring import (
     MANY_ROWS,
-    Sets,
+    RowSets,
     Shape,
     cut_across,
     in_a_warp,
@@ -25,23 +25,16 @@ from normgrad.backends.cuda.plan.row_ring import (
     takes_bulk,
 )
 from normgrad.backends.cuda.plan.tiles import ceil_div
+from normgrad.backends.cuda.plan.tuned import rows as tuned
 from normgrad.core.dtypes import ITEMSIZE
 from normgrad.core.geometry import Geometry
-
-_IN_A_WARP = 1024  # columns of slabs that lie in a warp
-# Else all threads of a block share a slab. Small blocks are better: 256x256x14x14 in bfloat16 takes
-# 33.1, 29.0, 27.8 us with 8, 4, 2 warps, 256x512x14x14 51.3 and 46.0 with 8 and 4.
-_BLOCKS = ((2, 4), (4, 2), (8, 1))
-# Elements of a thread in a row. 40 spill, and 16x1280x16x16 takes 18.7 us instead of 15.4 so. In
-# instance norm a row has one gamma, and its sums are two numbers.
-_MOST, _MOST_ALONE = 32, 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
     """``parts`` blocks share the samples of each set of groups."""
 
-    sets: Sets
+    sets: RowSets
     samples: int  # side by side in a set, if it has room for some
     parts: int
     times: int  # sets of a block, at most
@@ -75,8 +68,8 @@ def group_rows(builder: Builder, geometry: Geometry, layout: Layout, device: Dev
         "PIXELS": geometry.inner,
         "SAMPLES": found.samples,
         "PACKED": True,
-        "EVEN": found.even(geometry.outer, groups),
-        "AGAIN": 0 < sets.noted < found.times * sets.rows,
+        "FULL_SETS": found.even(geometry.outer, groups),
+        "AGAIN": 0 < sets.statistics_rows < found.times * sets.rows,
     }
     launch_ring(
         builder,
@@ -105,25 +98,28 @@ def _choose(builder: Builder, geometry: Geometry, layout: Layout, device: Device
     if not takes_bulk(builder, device, dy, x) or rows >= MANY_ROWS:
         return None
     shapes = [in_a_warp(cols, itemsize)]
-    if cols > _IN_A_WARP:
-        most = _MOST_ALONE if geometry.channels == 1 else _MOST
-        cuts = (cut_across(cols, itemsize, [block], most) for block in _BLOCKS)
+    if cols > tuned.GROUP_WARP_COLUMNS:
+        most = tuned.INSTANCE_ELEMENTS if geometry.channels == 1 else tuned.GROUP_ELEMENTS
+        cuts = (cut_across(cols, itemsize, [block], most) for block in tuned.GROUP_BLOCKS)
         shapes = [shape for shape in cuts if shape is not None]
     # How a slab is added up must not depend on how many samples there are.
     typical = replace(geometry, outer=layout.typical)
     tensors = len(builder.spec.operator.data_in)
     tried = [(shape, _shared_out(shape, typical, itemsize, device, tensors)) for shape in shapes]
     able = [
-        (one.busiest(geometry.groups, device), shape, one.sets.noted)
+        (one.busiest(geometry.groups, device), shape, one.sets.statistics_rows)
         for shape, one in tried
         if one is not None and sets_fit(one.sets, device)
     ]
     if not able:
         return None
-    _, shape, noted = min(able, key=lambda one: one[0])
+    _, shape, statistics_rows = min(able, key=lambda one: one[0])
     found = _shared_out(shape, geometry, itemsize, device, tensors)
     assert found is not None
-    return replace(found, sets=replace(found.sets, noted=min(found.sets.noted, noted)))
+    return replace(
+        found,
+        sets=replace(found.sets, statistics_rows=min(found.sets.statistics_rows, statistics_rows)),
+    )
 
 
 def _shared_out(

@@ -6,9 +6,8 @@ from typing import Any
 from normgrad.backends.cuda.plan.layout import Layout
 from normgrad.backends.cuda.plan.program import Builder, Ref
 from normgrad.backends.cuda.plan.tiles import THREADS, WIDE, ceil_div, power_of_two
+from normgrad.backends.cuda.plan.tuned import passes as tuned
 from normgrad.core.geometry import Geometry
-
-_AT_ONCE = 2048  # partials of a block: 1x128x1024x1024 in float32 reads 85.6 %, 83.7 with 512
 
 
 def parameters_of(geometry: Geometry, layout: Layout) -> Layout:
@@ -27,10 +26,10 @@ def add_parameters(
     layout = parameters_of(geometry, layout)
     # Few channels for each block, as many blocks as there can be.
     count = layout.outer * splits
-    parts = min(power_of_two(count), _AT_ONCE)
-    size = max(1, min(power_of_two(layout.channels), _AT_ONCE // parts, 8))
+    parts = min(power_of_two(count), tuned.PARTIALS)
+    size = max(1, min(power_of_two(layout.channels), tuned.PARTIALS // parts, 8))
     builder.launch(
-        "sums.finish_parameters",
+        "finish.finish_parameters",
         (ceil_div(layout.channels, size),),
         {
             "partials": partials,
@@ -43,17 +42,17 @@ def add_parameters(
             "group_size": geometry.channels,
         },
         {
-            "CHANNELS": size,
-            "PARTS": parts,
-            "TIMES": ceil_div(count, parts),
-            "MANY": _are_many(layout),
+            "JOIN_CHANNELS": size,
+            "JOIN_PARTS": parts,
+            "JOIN_STEPS": ceil_div(count, parts),
+            "INDEX64": _are_many(layout),
             "COMPUTE": builder.compute,
         },
         warps=8 if parts > 512 else 4,
     )
 
 
-def joint_parameters(layout: Layout, splits: int, warps: int, *, meets: bool) -> dict[str, Any]:
+def joint_parameters(layout: Layout, splits: int, warps: int, *, joins: bool) -> dict[str, Any]:
     """Constants of the end of a group norm kernel: tiles of the partials that blocks join.
 
     An element for each thread, 4 where there are many parts.
@@ -61,8 +60,8 @@ def joint_parameters(layout: Layout, splits: int, warps: int, *, meets: bool) ->
     count = layout.outer * splits
     parts = min(power_of_two(count), 4 * warps * THREADS)
     size = max(1, warps * THREADS // parts)
-    tiles = {"CHANNELS": size, "PARTS": parts, "TIMES": ceil_div(count, parts)}
-    return {"MEETS": meets, **tiles, "MANY": _are_many(layout)}
+    tiles = {"JOIN_CHANNELS": size, "JOIN_PARTS": parts, "JOIN_STEPS": ceil_div(count, parts)}
+    return {"JOINS_AT_END": joins, **tiles, "INDEX64": _are_many(layout)}
 
 
 def _are_many(layout: Layout) -> bool:
@@ -70,16 +69,21 @@ def _are_many(layout: Layout) -> bool:
     return layout.outer * layout.channels >= WIDE
 
 
-def joint_sums(partials: int, cols: int, blocks: int, warps: int, *, meets: bool) -> dict[str, Any]:
+def joint_sums(partials: int, cols: int, blocks: int, warps: int, *, joins: bool) -> dict[str, Any]:
     """Constants of the end of a layer norm kernel: tiles of the partial sums that blocks join.
 
-    A slice of columns for each block, segments of 32 bytes at the least; 8 elements a thread. Few
-    blocks have wide ones: 32 slices took one block half of 14 us (layer norm 1x4096).
+    A slice of columns for each block; few blocks have wide ones.
     """
-    most = max(128, 8 * warps * THREADS // power_of_two(partials))
-    width = min(max(8, power_of_two(ceil_div(cols, blocks))), most)
-    down = min(power_of_two(partials), max(1, 8 * warps * THREADS // width))
-    return {"MEETS": meets, "DOWN": down, "TIMES": ceil_div(partials, down), "WIDTH": width}
+    elements = tuned.JOIN_ELEMENTS * warps * THREADS
+    most = max(tuned.JOIN_WIDE, elements // power_of_two(partials))
+    width = min(max(tuned.JOIN_LEAST, power_of_two(ceil_div(cols, blocks))), most)
+    down = min(power_of_two(partials), max(1, elements // width))
+    return {
+        "JOINS_AT_END": joins,
+        "JOIN_ROWS": down,
+        "JOIN_STEPS": ceil_div(partials, down),
+        "JOIN_COLUMNS": width,
+    }
 
 
 def finish_rows(
@@ -88,10 +92,10 @@ def finish_rows(
     """Join the partial sums of the parameters, those of each sample by so many programs."""
     if partials is None:
         return
-    # Measured on an H200: large tiles for many columns or programs, else more blocks.
-    down, width, warps = (64, 32, 8) if cols >= 4096 or programs > 300 else (32, 16, 4)
+    many = cols >= tuned.FINISH_MANY_COLUMNS or programs > tuned.FINISH_MANY_PROGRAMS
+    down, width, warps = tuned.FINISH_MANY if many else tuned.FINISH_FEW
     builder.launch(
-        "sums.finish_rows",
+        "finish.finish_rows",
         (ceil_div(cols, width), samples),
         {
             "partials": partials,
@@ -101,9 +105,9 @@ def finish_rows(
             "cols": cols,
         },
         {
-            "PROGRAMS": down,
-            "TIMES": ceil_div(programs, down),
-            "COLS": width,
+            "JOIN_ROWS": down,
+            "JOIN_STEPS": ceil_div(programs, down),
+            "JOIN_COLUMNS": width,
             "EACH": samples > 1,
             "COMPUTE": builder.compute,
         },

@@ -37,7 +37,7 @@ class Layout:
     dy: Data  # x again where that is all that is read
     x: Data
     dx: Data | None  # the data that are written
-    own: bool  # samples have sums of their own, which must not depend on those around
+    batch_independent: bool  # statistics are per sample: cuts may not depend on the batch size
     shortcut: Data | None = None
 
     @property
@@ -92,7 +92,7 @@ class Layout:
         itemsizes = {ITEMSIZE[one.ref.dtype] for one in self.tensors}
         itemsize = max(itemsizes)
         odd = self.family == "planes" and self.inner * itemsize % 16
-        samples = 1 if self.own else self.outer
+        samples = 1 if self.batch_independent else self.outer
         whole = samples * self.channels * self.inner * itemsize % 16 == 0
         fits = len(itemsizes) == 1 and itemsize <= 4 and whole and self.packed
         return 16 // itemsize if odd and fits else 0
@@ -100,7 +100,7 @@ class Layout:
     @property
     def typical(self) -> int:
         """Samples to cut the data for: those there are, or as many whatever there are."""
-        if not self.own or self.dx is None:
+        if not self.batch_independent or self.dx is None:
             return self.outer
         itemsize = max(ITEMSIZE[one.ref.dtype] for one in self.tensors)
         return typical_batch(self.channels * self.inner * itemsize)
@@ -148,7 +148,7 @@ def lay_out(builder: Builder, geometry: Geometry) -> Layout:
             merged = geometry.statistic == "channel" and last
             data[role] = _thin(builder, role, found, sizes, family, merged=merged)
         elif role in spec.results:
-            data[role] = Data(builder.bounce(role, channels_last=last), *dense)
+            data[role] = Data(builder.staging_result(role, channels_last=last), *dense)
         else:
             data[role] = Data(builder.pack(role, channels_last=last), *dense)
     outer, inner = geometry.outer, geometry.inner
@@ -159,10 +159,10 @@ def lay_out(builder: Builder, geometry: Geometry) -> Layout:
             for role, one in data.items()
         }
         outer, inner = 1, outer * inner
-    own = geometry.statistic == "row"
+    batch_independent = geometry.statistic == "row"
     written = data.get("dx") or data.get("y")
     return Layout(
-        family, outer, channels, inner, data[roles[0]], data["x"], written, own,
+        family, outer, channels, inner, data[roles[0]], data["x"], written, batch_independent,
         data.get("shortcut"),
     )  # fmt: skip
 
@@ -216,8 +216,7 @@ def flatten(layout: Layout) -> tuple[Layout, int]:
 def fold(layout: Layout, cols: int) -> tuple[Layout, int]:
     """As many rows side by side as fill tiles of ``cols`` columns, and how many that are.
 
-    Then no thread is idle, and all vectors are of 16 bytes whatever the channels: the element stage
-    of 64x320x56x56 in bfloat16 takes 128 us as it lies on an H200, 92 folded.
+    Then no thread is idle, and all vectors are of 16 bytes whatever the channels.
     """
     channels = layout.channels
     times = cols // math.gcd(cols, channels)

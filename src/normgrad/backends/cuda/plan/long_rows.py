@@ -8,13 +8,8 @@ from normgrad.backends.cuda.plan.program import Argument, Builder, Ref
 from normgrad.backends.cuda.plan.row_data import RowData, row_besides, row_operands, row_sizes
 from normgrad.backends.cuda.plan.sums import add_statistics
 from normgrad.backends.cuda.plan.tiles import ceil_div, power_of_two
+from normgrad.backends.cuda.plan.tuned import rows as tuned
 from normgrad.core.geometry import Geometry
-
-# Elements of a tile: 16x1048576 in bfloat16 takes 67 us with one row of 1024, 83 with four of 512,
-# 159 with 16 of 256; without dx 26, 39 and 93.
-_TILE = 1024
-_SOME_ROWS, _MANY_ROWS = 64, 512
-_SPAN = 8192  # columns of a row that a block adds up
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +25,19 @@ class _Strips:
 def _strips(rows: int, cols: int, itemsize: int, device: Device, writes: bool) -> _Strips:
     """Few parts, as each has sums of its own; strips so narrow that there are blocks enough.
 
-    Without dx nothing is joined where all blocks go down all rows. Few rows want 2 KB of each: in
-    bfloat16 16x200000 takes 9.6 us so, 22.6 with 512 bytes of all rows, 33 in parts; 3x100000 takes
-    5.3, 11 and 18. Some rows come without a loop, or nearly: 100x65536 in 17.8, 20.3 in tiles of
-    32; in float32 22.5 and 24.9. Many are as sums of channels last: 1024x12288 in 22.7, 28.0 in
-    tiles of 64.
+    Without dx nothing is joined where all blocks go down all rows.
     """
     per: float  # blocks of a multiprocessor
     if writes:
-        tile_rows, width, per, stages = 1, _TILE, 4, 3
-    elif rows < _SOME_ROWS:
-        tile_rows, width, per, stages = 4, 2048 // itemsize, 0, 3
-    elif rows < _MANY_ROWS:
-        tile_rows, width, per, stages = 64, 64, 0.5, 1
+        tile_rows, width, per, stages = 1, tuned.LONG_TILE, tuned.LONG_BLOCKS, tuned.LONG_STAGES
+    elif rows < tuned.SOME_ROWS:
+        tile_rows, nbytes, per, stages = tuned.FEW_STRIPS
+        width = nbytes // itemsize
+    elif rows < tuned.MANY_ROWS:
+        tile_rows, width, per, stages = tuned.SOME_STRIPS
     else:
-        tile_rows, width, per, stages = 128 // itemsize, 64, 2, 4
+        nbytes, width, per, stages = tuned.MANY_STRIPS
+        tile_rows = nbytes // itemsize
     size = tile_rows * width
     width = min(power_of_two(cols), width)
     tile_rows = min(size // width, power_of_two(rows))
@@ -124,12 +117,9 @@ def long_rows(
 def _row_parts(
     builder: Builder, rows: int, cols: int, align: int, common: dict[str, Argument]
 ) -> tuple[Ref, int]:
-    """The two sums of each row, by several blocks, however many rows there are; and by how many.
-
-    With one block for each 16x1048576 in bfloat16 takes 1076 us on an H200.
-    """
-    width = min(power_of_two(cols), 2048)
-    splits = ceil_div(cols, _SPAN)
+    """The two sums of each row, by several blocks, however many rows there are; and by how many."""
+    width = min(power_of_two(cols), tuned.SUM_TILE)
+    splits = ceil_div(cols, tuned.SUM_COLUMNS)
     partials = builder.scratch(builder.numbers * rows * splits, builder.compute)
     rstd = builder.vector("rstd") if builder.slopes else None
     given: dict[str, Argument] = {
@@ -139,11 +129,11 @@ def _row_parts(
     builder.launch(
         "apply.row_statistics",
         (rows * splits,),
-        common | given | {"partials": partials, "splits": splits, "span": _SPAN},
+        common | given | {"partials": partials, "splits": splits, "span": tuned.SUM_COLUMNS},
         {
             "FORMULA": builder.formula,
             # Gradients keep the order of their sums, which wide loads would change.
-            "SPAN": _SPAN if builder.spec.operator.forward else 0,
+            "SPAN": tuned.SUM_COLUMNS if builder.spec.operator.forward else 0,
             "COLS": width,
             "ALIGN": align,
             "COMPUTE": builder.compute,
@@ -161,7 +151,7 @@ def _row_totals(
         return partials
     totals = builder.scratch(2 * rows, builder.compute)
     builder.launch(
-        "sums.finish_groups",  # each row is a group of one channel, with gamma inside already
+        "finish.finish_groups",  # each row is a group of one channel, with gamma inside already
         (rows,),
         {
             "partials": partials,

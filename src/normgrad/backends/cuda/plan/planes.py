@@ -9,7 +9,6 @@ from normgrad.backends.cuda.plan.forms import tiles_for_slope
 from normgrad.backends.cuda.plan.joins import joint_parameters, parameters_of
 from normgrad.backends.cuda.plan.layout import Layout
 from normgrad.backends.cuda.plan.plane_blocks import (
-    SHORT,
     Planes,
     Tiles,
     block_channels,
@@ -25,16 +24,9 @@ from normgrad.backends.cuda.plan.tiles import (
     magic,
     power_of_two,
 )
+from normgrad.backends.cuda.plan.tuned import planes as tuned
 from normgrad.core.dtypes import ITEMSIZE
 from normgrad.core.geometry import Geometry
-
-# Words of each block, where that many blocks would read the same one: 3 points for
-# 256x64x112x112 and 20x6x65536 in bfloat16, nothing or less for teams up to 80.
-_COPIES, _CROWD = 8, 96
-_SEATS = 256  # counters for multiprocessors
-# Elements from which on planes at multiples of 8 bytes are better in windows: 32x256x30x30 in
-# bfloat16 takes 25.8 us so and 22.8 by copies of 8 bytes, 16x512x1500 31.0 and 32.1.
-_LONG = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +34,9 @@ class _Ring:
     """Tiles that come by bulk copies."""
 
     spans: int  # planes that a tile touches, at most; 0: a slab is one run
-    exact: bool  # all rows of a plane are of one length,
-    even: bool  # that of a tile
-    full: int  # so many tiles are full in every block
+    equal_rows: bool  # all rows of a plane are of one length,
+    rows_fill_tile: bool  # that of a tile
+    full_tiles: int  # so many tiles are full in every block
     head: int  # bytes of the barriers and zeros
     tile: int  # bytes of a tile
 
@@ -53,38 +45,34 @@ class _Ring:
         return self.head + 2 * depth * self.tile
 
 
-_NO_RING = _Ring(spans=0, exact=False, even=False, full=0, head=0, tile=0)
+_NO_RING = _Ring(spans=0, equal_rows=False, rows_fill_tile=False, full_tiles=0, head=0, tile=0)
 
 
-def _pays(tiles: Tiles, itemsize: int, group: bool) -> bool:
-    """Whether bulk copies are faster than those of 16 bytes, which need no barrier for each tile.
-
-    On an H200: group norm with blocks of 8 warps (bfloat16 64x256x56x56 86.8 us instead of 87.7,
-    1x512x512x512 212 and 215, float32 438 and 451) and in one round or two (2x320x64x64 10.3 and
-    12.1), else 3 % less to 7 % more (4x512x128x128 59.0 and 56.4). Batch norm with one block a
-    multiprocessor: float32 2x64x128x128x128 830 and 916; other blocks 2 % less to 14 % more.
-    """
+def _bulk_pays(tiles: Tiles, itemsize: int, group: bool) -> bool:
+    """Whether bulk copies are faster than those of 16 bytes, which need no barriers."""
+    rounds = tiles.team.rounds
     if group:
-        return tiles.block.warps == 8 or tiles.team.rounds <= 2
-    return itemsize == 4 and tiles.block.registers > 128 and tiles.team.rounds >= 16
+        return tiles.block.warps == tuned.BULK_WARPS or rounds <= tuned.BULK_ROUNDS
+    large = tiles.block.registers > tuned.BULK_REGISTERS
+    return itemsize == 4 and large and rounds >= tuned.BULK_LEAST_ROUNDS
 
 
 def _ring(tiles: Tiles, itemsize: int, planes: int, run: int, step: int) -> _Ring:
     """How tiles lie in the ring; none where a warp has too few threads to ask for one."""
     rows, team = planes * tiles.pieces, tiles.team
-    exact = tiles.piece * tiles.pieces == run
+    equal_rows = tiles.piece * tiles.pieces == run
     # Tiles start at multiples of this, in their planes.
     start = math.gcd(team.share, tiles.rows, tiles.pieces)
     most = (tiles.pieces - start + tiles.rows - 1) // tiles.pieces + 1
-    spans = 0 if exact and step == run else most
+    spans = 0 if equal_rows and step == run else most
     if spans > THREADS:
         return _NO_RING
     least = min(team.share, rows - (team.team - 1) * team.share)
     return _Ring(
         spans=spans,
-        exact=exact,
-        even=tiles.piece == tiles.cols,
-        full=least // tiles.rows if exact else 0,
+        equal_rows=equal_rows,
+        rows_fill_tile=tiles.piece == tiles.cols,
+        full_tiles=least // tiles.rows if equal_rows else 0,
         head=head_bytes(tiles.depth),
         tile=tiles.rows * tiles.cols * itemsize,
     )
@@ -103,8 +91,8 @@ def _planes_of(
     together = 1 if group else block_channels(layout, itemsize)
     run = layout.inner * together
     align = alignment(itemsize, run, x.outer, x.channel * together)
-    window = layout.window if together == 1 and run >= SHORT else 0
-    if align * itemsize == 8 and run < _LONG:
+    window = layout.window if together == 1 and run >= tuned.SHORT else 0
+    if align * itemsize == 8 and run < tuned.LONG:
         window = 0
     if not window and align * min(itemsizes) < 4:  # the least that an asynchronous copy takes
         return None
@@ -153,21 +141,21 @@ def _add_planes(
     group, together, align = data.group, data.together, data.align
     step = x.channel if group else x.outer
     forward = spec.operator.forward
-    bulk = data.bulk and not tiles.plane and _pays(tiles, data.itemsize, group)
+    bulk = data.bulk and not tiles.plane and _bulk_pays(tiles, data.itemsize, group)
     ring = _ring(tiles, data.itemsize, data.planes, data.run, step) if bulk else _NO_RING
     bulk = ring is not _NO_RING
     if forward and not tiles.plane:  # what is known to be full needs no masks
         ring = replace(_ring(tiles, data.itemsize, data.planes, data.run, step), spans=0)
     team = tiles.team
     solo = team.team == 1
-    copies = _COPIES if together == 1 and team.team >= _CROWD else 1
-    seats = _SEATS if _seated(tiles, device) else 0
+    copies = tuned.WORD_COPIES if together == 1 and team.team >= tuned.LARGE_TEAM else 1
+    counters = tuned.SM_COUNTERS if _spreads_blocks(tiles, device) else 0
     count = data.slabs * copies * team.team * together
     rows = data.planes * tiles.pieces
     wants = group and builder.wants_parameters
     partials = builder.scratch(2 * data.slabs * rows, "float32") if wants else None
     slab_step = x.channel * (geometry.channels if group else together)
-    even = group and x.outer == slab_step * geometry.groups
+    samples_follow = group and x.outer == slab_step * geometry.groups
     arguments: dict[str, Argument] = {
         **layout.operands(builder, results=True),
         **builder.running(),
@@ -183,8 +171,8 @@ def _add_planes(
         "teams": team.teams,
         "split": geometry.groups if group else None,
         "plane_step": step // align,
-        "apart": geometry.groups if group and not even else None,
-        "outer_step": (x.outer if group and not even else slab_step) // align,
+        "apart": geometry.groups if group and not samples_follow else None,
+        "outer_step": (x.outer if group and not samples_follow else slab_step) // align,
         "inner_step": slab_step // align,
         "count": float(geometry.count),
         "eps": spec.eps,
@@ -201,9 +189,9 @@ def _add_planes(
         "PLANE": tiles.plane,
         "CHUNKS": tiles.chunks,
         "DEPTH": tiles.depth,
-        "HELD": tiles.held,
-        "AHEAD": tiles.block.ahead,
-        "LATE": _late(tiles, group, bulk=bulk),
+        "REGISTER_TILES": tiles.held,
+        "PRELOAD_STATISTICS": tiles.block.ahead,
+        "REQUEST_AFTER_PUBLISH": _requests_after_publish(tiles, group, bulk=bulk),
         "ROWS": tiles.rows,
         "COLS": tiles.cols,
         "VECTOR": 16 // data.itemsize,
@@ -213,17 +201,17 @@ def _add_planes(
         "SOLO": solo,
         "ALIGN": align,
         "WIDE": reach >= WIDE,
-        "SEATS": seats,
+        "SM_COUNTERS": counters,
         "BULK": bulk,
         "SPANS": ring.spans,
-        "EXACT": ring.exact,
-        "EVEN": ring.even,
-        "FULL": min(ring.full, tiles.chunks),
+        "EQUAL_ROWS": ring.equal_rows,
+        "ROWS_FILL_TILE": ring.rows_fill_tile,
+        "FULL_TILES": min(ring.full_tiles, tiles.chunks),
         "HEAD": ring.head,
         "TILE": ring.tile,
         "WINDOW": data.window,
         **joint_parameters(
-            parameters_of(geometry, layout), tiles.pieces, tiles.block.warps, meets=wants
+            parameters_of(geometry, layout), tiles.pieces, tiles.block.warps, joins=wants
         ),
         "PHASE": 0,
     }
@@ -233,8 +221,8 @@ def _add_planes(
         arguments,
         constants,
         words=0 if solo else count,
-        meets=wants,
-        seats=team.teams + seats if seats else 0,
+        joins=wants,
+        counters=team.teams + counters if counters else 0,
         starts_early=device.starts_early,
         warps=tiles.block.warps,
         registers=tiles.block.registers,
@@ -242,28 +230,20 @@ def _add_planes(
     )
 
 
-def _late(tiles: Tiles, group: bool, *, bulk: bool) -> bool:
+def _requests_after_publish(tiles: Tiles, group: bool, *, bulk: bool) -> bool:
     """Whether the next slab is asked for only when the sums of this one are published.
 
-    Whoever asks early takes bandwidth from partners that it then waits for. Batch norm by bulk
-    copies takes 650 us instead of 674 (256x64x112x112), unless more tiles than there is room for
-    leave no registers for it (2x64x128x128x128: 1043 instead of 834); group norm without them up to
-    2 % less. Others gain nothing or lose, most 1 to 5 %.
+    Batch norm does by bulk copies, where all tiles of a share fit in shared memory (``chunks <=
+    depth``); group norm where there are no bulk copies.
     """
     if tiles.team.team == 1:
         return False
     return not bulk if group else bulk and tiles.chunks <= tiles.depth
 
 
-def _seated(tiles: Tiles, device: Device) -> bool:
-    """Whether the two blocks of a multiprocessor had better be of different teams.
-
-    A cooperative launch on an H200 puts both blocks of up to 20 multiprocessors into one team.
-    Two teams over the whole device suffer if little of the next slab arrives during the wait:
-    2x64x128x128x128 in bfloat16 takes 402 us, 428 to 442 by numbers. Others lose the 2 to 4 us
-    that it takes to find a seat.
-    """
+def _spreads_blocks(tiles: Tiles, device: Device) -> bool:
+    """Whether the two blocks of a multiprocessor had better be of different teams."""
     team = tiles.team
     per = ceil_div(team.team * team.teams, device.multiprocessors)
     ahead = tiles.depth + tiles.held - tiles.chunks
-    return team.teams == per == 2 and 3 * ahead < tiles.chunks
+    return team.teams == per == 2 and tuned.LITTLE_AHEAD * ahead < tiles.chunks

@@ -23,8 +23,9 @@ NUMBER = "number"
 _COPIED = 1024  # elements of a program that copies
 _TILE = 64  # a side of what a program transposes
 _SHORT = 8  # of axes that are not worth it
-# Where a role's address stands; after all roles come the workspace and what `mail` takes.
-SLOTS = {role: index for index, role in enumerate((*ROLES, "", "mail", "stale", "stale_words"))}
+# Where a role's address stands: after all roles the workspace, then what `next_area` gives.
+AREAS = ("sum_words", "previous_words", "previous_count")
+SLOTS = {role: index for index, role in enumerate((*ROLES, "", *AREAS))}
 DATA_SLOTS = {SLOTS[role] for role in DATA}
 
 
@@ -97,7 +98,7 @@ class Program:
     # What runs where data start at no multiple of 16 bytes, if that is another program.
     unaligned: "Program | None" = None
     words: int = 0  # that blocks of one of the steps exchange; another step clears them before
-    # Compiled kernels by device, alignment and whether `mail` has the words: by the first run.
+    # Compiled kernels by device, alignment and whether words lie in areas: by the first run.
     prepared: "dict[tuple[int, Aligned, bool], list[Ready]]" = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -189,24 +190,25 @@ class Builder:
         constants: dict[str, Any],
         *,
         words: int,
-        meets: bool,
+        joins: bool,
         starts_early: bool,
-        seats: int = 0,
+        counters: int = 0,
         **options: Any,
     ) -> None:
-        """A launch whose blocks wait for each other's words or, if it ``meets``, for everybody.
+        """A launch whose blocks wait for each other's words or, if it ``joins``, for everybody.
 
-        The words, after them one that counts arrivals and those that count ``seats``, are cleared
-        directly before it, where the launch may overtake nothing else, unless those of `mail`
+        The words, after them one that counts arrivals and the ``counters``, are cleared directly
+        before it, where the launch may overtake nothing else, unless `exchange_areas`
         stand in for them.
         """
-        total = words + meets + seats
+        total = words + joins + counters
         target = self.scratch(total, "uint64") if total else None
         early = total > 0 and starts_early
         if target is not None:
             self._clear(target, total, early=early)
             self.words = total
-        arguments |= {"words": target, "stale": target, "stale_words": 0, "tally": words}
+        arguments |= {"sum_words": target, "previous_words": target, "previous_count": 0}
+        arguments["arrivals"] = words
         options = {"cooperative": total > 0, "early": early} | options
         self.launch(kernel, grid, arguments, constants | {"EARLY": early}, **options)
 
@@ -276,9 +278,9 @@ class Builder:
             return None
         if is_dense(tensor):
             return Ref(role, 0, tensor.dtype)
-        return self.bounce(role)
+        return self.staging_result(role)
 
-    def bounce(self, role: str, *, channels_last: bool = False) -> Ref:
+    def staging_result(self, role: str, *, channels_last: bool = False) -> Ref:
         """A dense stand-in for a result."""
         tensor = self._in_order(role, channels_last)
         ref = self.scratch(tensor.size, tensor.dtype)

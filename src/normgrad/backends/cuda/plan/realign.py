@@ -10,13 +10,13 @@ from normgrad.backends.cuda.plan.program import Argument, Builder, Launch, Progr
 from normgrad.core.spec import DATA, Spec
 
 
-def moved(program: Program, spec: Spec) -> Program:
+def on_aligned_copies(program: Program, spec: Spec) -> Program:
     """With copies of the data before it, and of dx behind it; what it copies itself may be odd."""
     builder = Builder(spec, "")
     builder.used = program.workspace_bytes
     touched = {ref.role for step in program.steps if not _copies(step) for ref in step.refs}
     places: dict[str, Ref] = {role: builder.move(role) for role in DATA if role in touched}
-    builder.steps += [elsewhere(step, places) for step in program.steps]
+    builder.steps += [with_places(step, places) for step in program.steps]
     builder.words = program.words
     return builder.finish(f"{program.strategy}, of copies")
 
@@ -25,7 +25,7 @@ def _copies(step: Step) -> bool:
     return isinstance(step, Launch) and step.kernel.startswith("copy.")
 
 
-def elsewhere(step: Step, places: dict[str, Ref]) -> Step:
+def with_places(step: Step, places: dict[str, Ref]) -> Step:
     """The same step on other memory in the place of some roles' or of the workspace."""
 
     def place(value: Argument) -> Argument:

@@ -36,7 +36,7 @@ def _rows(builder: Builder, role: str, geometry: Geometry) -> tuple[Ref, int] | 
     written = role in builder.spec.results
     if steps == (0, 0) and not written:  # one row serves all
         return builder.pack_view(role, (cols,), (0,)), 0
-    return (builder.bounce(role) if written else builder.pack(role)), cols
+    return (builder.staging_result(role) if written else builder.pack(role)), cols
 
 
 def row_sizes(geometry: Geometry, data: RowData) -> tuple[int, int]:

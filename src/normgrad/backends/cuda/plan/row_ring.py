@@ -15,40 +15,17 @@ from normgrad.backends.cuda.plan.tiles import (
     ceil_div,
     power_of_two,
 )
+from normgrad.backends.cuda.plan.tuned import rows as tuned
 from normgrad.core.dtypes import ITEMSIZE
 from normgrad.core.geometry import Geometry
 
-# Bytes of x and dy that a multiprocessor is to have under way. An H200 takes for 8192x5120 in
-# bfloat16 78.9, 69.4, 70.7 us with 40, 60, 80 KB, for 16384x4096 109.9, 105.3, 105.2 with 48, 64,
-# 96, for 8192x8192 106.6, 111.1, 112.0 with 64, 96, 128: what is asked for too early is written
-# late, when nothing is left to read.
-_UNDER_WAY = 64 << 10
-# Of short rows: 131072x128 in float32 takes 62, 55.6, 56.7 us with 40, 48, 64 KB.
-_LESS_UNDER_WAY = 48 << 10
-_MOST = 40  # elements of a thread in a row: its sums and weights take three registers for each
-MANY_ROWS = 1 << 30
-_NOTED = 2048  # rows of a block whose statistics are fetched at once
-_SHORT = 511  # columns, at most, of rows that lie in a warp
-_EACH = 12  # elements of a thread in those, as far as a warp goes; or twice as many
-_EVEN = (256, 384)  # of 16 bits: better across a block (21.7 against 22.3 us for 32768x256)
-# Columns of float32 that come better straight to registers: 262144x64 takes 55.3 us so and 57.1
-# from a ring, 65536x256 56.2 and 57.3, 65536x512 102.9 and 104.8, 8192x8192 198.7 and 201.8.
-_STRAIGHT = (64, 256, 512, 8192)
-_LONGEST = 8192
-_LONGEST_FORWARD = 16384
-_MOST_FORWARD = 64  # elements of a thread in a row, which take three registers each
-_FORWARD_BLOCKS: tuple[tuple[int, int], ...] = ()
-# Warps and blocks of a multiprocessor for short rows of 16 bits, forward: layer norm of 65536x768
-# in bfloat16 on an H200 takes 55.3 us so, 69.2 in the blocks of gradients, 70.9 in registers;
-# 16384x1024 22.3, 30.0, 23.9.
-SHORT_FORWARD = (1 << 10, 4 << 10)  # bytes of a row, from and below
-_SHORT_FORWARD_BLOCKS = ((4, 4),)
+MANY_ROWS = 1 << 30  # kernels count rows in 32 bits
 
 Shape = tuple[int, int, int, int]  # threads of a row, vector, warps, blocks of a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
-class Sets:
+class RowSets:
     """Blocks of ``warps``, ``per`` a multiprocessor, that take ``rows`` rows at a time."""
 
     cols: int  # of a row
@@ -58,7 +35,7 @@ class Sets:
     warps: int
     per: int
     depth: int  # sets that there is room for
-    noted: int  # rows whose statistics there is room for
+    statistics_rows: int  # rows whose statistics there is room for
     itemsize: int
     tensors: int = 2  # that come: x and dy, or x
     shifted: bool = False  # sets start anywhere, not at multiples of 16 bytes
@@ -99,10 +76,12 @@ class Sets:
     @property
     def ring(self) -> int:
         """Bytes of shared memory, with mean and rstd of many rows."""
-        return self.head + self.depth * self.slot + 8 * self.noted
+        return self.head + self.depth * self.slot + 8 * self.statistics_rows
 
 
-def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: RowData) -> Sets | None:
+def choose_sets(
+    builder: Builder, geometry: Geometry, device: Device, data: RowData
+) -> RowSets | None:
     """None where rows cannot come so, or come better otherwise."""
     rows, cols = geometry.outer, geometry.channels
     x = data["x"]
@@ -116,8 +95,8 @@ def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: RowD
     if not takes_bulk(builder, device, dy[0], x[0]) or rows >= MANY_ROWS:
         return None
     itemsize = ITEMSIZE[x[0].dtype]
-    longest = _LONGEST_FORWARD if forward else _LONGEST
-    if cols > longest or (itemsize == 4 and cols in _STRAIGHT and not forward):
+    longest = tuned.RING_LONGEST_FORWARD if forward else tuned.RING_LONGEST
+    if cols > longest or (itemsize == 4 and cols in tuned.WIDTHS_WITHOUT_RING and not forward):
         return None
     packed = cols == dy[1] == x[1]
     sets = _cut(rows, cols, itemsize, device.multiprocessors, packed=packed, tensors=2 - forward)
@@ -131,7 +110,7 @@ def choose_sets(builder: Builder, geometry: Geometry, device: Device, data: RowD
     return sets if sets_fit(sets, device) else None
 
 
-def placed(sets: Sets, rows: int, *apart: int) -> Sets:
+def placed(sets: RowSets, rows: int, *apart: int) -> RowSets:
     """The same for so many packed rows, with sets that start so many rows apart."""
     size = sets.cols * sets.itemsize
     shifted = any(one * size % 16 for one in apart)
@@ -143,7 +122,7 @@ def takes_bulk(builder: Builder, device: Device, dy: Ref, x: Ref) -> bool:
     return device.capability >= 90 and builder.compute == "float32" and dy.dtype == x.dtype
 
 
-def sets_fit(sets: Sets, device: Device) -> bool:
+def sets_fit(sets: RowSets, device: Device) -> bool:
     """Whether as many blocks run at once as are meant to."""
     shared = sets.ring + (8 << 10)
     return blocks_per_multiprocessor(device, sets.warps, sets.registers, shared) >= sets.per
@@ -151,12 +130,16 @@ def sets_fit(sets: Sets, device: Device) -> bool:
 
 def _cut(
     rows: int, cols: int, itemsize: int, multiprocessors: int, *, packed: bool, tensors: int
-) -> Sets | None:
+) -> RowSets | None:
     """Short rows in a part of a warp, others across a block; None where vectors do not cut them.
 
     A request for each of many short rows would take too long, so those must be packed.
     """
-    if cols <= _SHORT and packed and not (itemsize == 2 and cols in _EVEN):
+    if (
+        cols <= tuned.WARP_COLUMNS
+        and packed
+        and not (itemsize == 2 and cols in tuned.WIDTHS_ACROSS_BLOCK)
+    ):
         shape: Shape | None = in_a_warp(cols, itemsize)
     else:
         shape = _across(cols, itemsize, forward=tensors == 1)
@@ -175,14 +158,20 @@ def rows_of_a_set(shape: Shape, cols: int, rows: int) -> int:
     return min(_together(ceil_div(cols, lanes * vector) * vector), power_of_two(rows))
 
 
-def sets_of(shape: Shape, height: int, share: int, cols: int, itemsize: int, tensors: int) -> Sets:
+def sets_of(
+    shape: Shape, height: int, share: int, cols: int, itemsize: int, tensors: int
+) -> RowSets:
     """Sets of ``height`` rows, of blocks that have so many rows in all."""
     lanes, vector, warps, per = shape
-    ahead = _LESS_UNDER_WAY if lanes <= THREADS else _UNDER_WAY
+    ahead = tuned.SHORT_RING_BYTES if lanes <= THREADS else tuned.RING_BYTES
     room = ahead / (per * height * tensors * cols * itemsize)
-    depth = max(2, min(8, round(room)))
-    noted = min(max(power_of_two(share), warps * THREADS), _NOTED) if tensors == 2 else 0
-    return Sets(cols, height, vector, lanes, warps, per, depth, noted, itemsize, tensors)
+    depth = max(2, min(tuned.MOST_SETS, round(room)))
+    statistics_rows = (
+        min(max(power_of_two(share), warps * THREADS), tuned.STATISTICS_ROWS) if tensors == 2 else 0
+    )
+    return RowSets(
+        cols, height, vector, lanes, warps, per, depth, statistics_rows, itemsize, tensors
+    )
 
 
 def _vectors(cols: int, itemsize: int) -> list[int]:
@@ -192,42 +181,34 @@ def _vectors(cols: int, itemsize: int) -> list[int]:
 
 
 def in_a_warp(cols: int, itemsize: int) -> Shape:
-    """Threads of a warp share a row: no barrier for its sums.
-
-    In bfloat16 65536x300 takes 40 us, 62 by the other kernel, 50176x192 23 and 30, 262144x32 21 and
-    27; in float32 65536x300 66 and 94. More warps or blocks take 0 to 10 % longer. Twice the
-    threads are a little better where they cut a row exactly (50176x192 24.0 instead of 25.3 us),
-    else worse (65536x200 35.5 instead of 29.2).
-    """
+    """Threads of a warp share a row: no barrier for its sums."""
     vector = _vectors(cols, itemsize)[0]
-    most = min(power_of_two(ceil_div(cols, _EACH)), THREADS)
+    most = min(power_of_two(ceil_div(cols, tuned.WARP_ELEMENTS)), THREADS)
     less = max(most // 2, 1)
     exact = _waste(cols, most * vector) == 0
-    better = _waste(cols, most * vector) < _waste(cols, less * vector) or cols > _SHORT
-    return most if exact or better else less, vector, 4, 2
+    better = _waste(cols, most * vector) < _waste(cols, less * vector) or cols > tuned.WARP_COLUMNS
+    return most if exact or better else less, vector, *tuned.WARP_BLOCK
 
 
 def _across(cols: int, itemsize: int, *, forward: bool) -> Shape | None:
-    """All threads of a block share a row.
-
-    Long rows have one block of 8 warps a multiprocessor, shorter ones two of 4 or four of 2: in
-    bfloat16 65536x512 takes 75, 56, 59 us with 8, 4, 2 warps, 65536x256 39 and 35 with 4 and 2,
-    16384x2000 59.3 and 57.3 with 8 and 4. Vectors of 8 bytes are a little better than of 16
-    (8192x8192 104.8 us against 107.1), and cut more rows. Exact cuts are better than others, and an
-    eighth of a row for nothing does not show: 16384x1920 takes 55.9 us with 2 warps, 54.1 with 4.
-    """
-    blocks = [(8, 1), (4, 2)]
-    if forward and _FORWARD_BLOCKS:
-        return cut_across(cols, itemsize, _FORWARD_BLOCKS, _MOST_FORWARD)
-    if forward and itemsize == 2 and SHORT_FORWARD[0] <= cols * itemsize < SHORT_FORWARD[1]:
-        return cut_across(cols, itemsize, _SHORT_FORWARD_BLOCKS, _MOST_FORWARD)
-    if cols > _LONGEST:
-        return cut_across(cols, itemsize, blocks[:1], _MOST_FORWARD)
-    if cols <= 1024:
-        blocks = [(4, 2), (2, 4)][cols <= 384 :]
-    elif cols <= 2048 and itemsize == 2:
+    """All threads of a block share a row: the longer the row, the more of them."""
+    large, middle, small = tuned.BLOCKS
+    if forward and is_short_forward(cols, itemsize):
+        return cut_across(cols, itemsize, tuned.SHORT_FORWARD_BLOCKS, tuned.RING_ELEMENTS_FORWARD)
+    if cols > tuned.RING_LONGEST:
+        return cut_across(cols, itemsize, [large], tuned.RING_ELEMENTS_FORWARD)
+    blocks = [large, middle]
+    if cols <= tuned.FEW_WARPS_COLUMNS:
+        blocks = [middle, small][cols <= tuned.TWO_WARPS_COLUMNS :]
+    elif cols <= tuned.FEW_WARPS_COLUMNS_16 and itemsize == 2:
         blocks.reverse()
-    return cut_across(cols, itemsize, blocks, _MOST)
+    return cut_across(cols, itemsize, blocks, tuned.RING_ELEMENTS)
+
+
+def is_short_forward(cols: int, itemsize: int) -> bool:
+    """Whether y of such rows has blocks of its own."""
+    low, high = tuned.SHORT_FORWARD_BYTES
+    return itemsize == 2 and low <= cols * itemsize < high
 
 
 def cut_across(
@@ -247,7 +228,9 @@ def cut_across(
 
     def rank(shape: Shape) -> tuple[int, bool]:
         waste = _waste(cols, shape[0] * shape[1])
-        return waste if waste * 8 > cols else min(waste, 1), shape[1] * itemsize < 4
+        return waste if waste * tuned.UNSEEN_WASTE > cols else min(waste, 1), shape[
+            1
+        ] * itemsize < 4
 
     return min(tried, key=rank, default=None)
 
@@ -258,17 +241,13 @@ def _waste(cols: int, chunk: int) -> int:
 
 
 def _together(each: int) -> int:
-    """Rows of a set, of which a thread has so many elements each.
-
-    65536x512 in bfloat16 takes 63.6 us with 16 of a thread in a set, 56.3 with 32; 16384x2048 takes
-    55.0 with 16, 56.2 with 32.
-    """
-    most = (32 if each <= 4 else 24) // each
+    """Rows of a set, of which a thread has so many elements each."""
+    most = (tuned.SET_ELEMENTS if each <= 4 else tuned.SET_ELEMENTS_OF_MORE) // each
     return 1 << max(most, 1).bit_length() - 1
 
 
 def ring_rows(
-    builder: Builder, geometry: Geometry, device: Device, data: RowData, sets: Sets
+    builder: Builder, geometry: Geometry, device: Device, data: RowData, sets: RowSets
 ) -> int:
     """Launch; returns how many programs."""
     rows, cols = geometry.outer, geometry.channels
@@ -278,8 +257,8 @@ def ring_rows(
         "PIXELS": 1,
         "SAMPLES": 1,
         "PACKED": cols == steps.get("dy", cols) == steps["x"],
-        "EVEN": rows % sets.rows == 0,
-        "AGAIN": 0 < sets.noted < ceil_div(rows, programs),
+        "FULL_SETS": rows % sets.rows == 0,
+        "AGAIN": 0 < sets.statistics_rows < ceil_div(rows, programs),
     }
     sizes: dict[str, int | None] = {"rows": rows, "groups": None, "parts": programs}
     launch_ring(builder, device, data, sets, sizes, constants, programs, cols)
@@ -290,7 +269,7 @@ def launch_ring(
     builder: Builder,
     device: Device,
     data: RowData,
-    sets: Sets,
+    sets: RowSets,
     sizes: dict[str, int | None],  # rows, groups and parts
     constants: dict[str, Any],
     programs: int,
@@ -328,10 +307,10 @@ def launch_ring(
         "SLOT": sets.slot,
         "SHIFTED": sets.shifted,
         "RAGGED": sets.ragged,
-        "NOTED": sets.noted,
+        "STATISTICS_ROWS": sets.statistics_rows,
         "ALIGN": align,
         "WARPS": sets.warps,
-        **joint_sums(parts, total, programs, sets.warps, meets=wants),
+        **joint_sums(parts, total, programs, sets.warps, joins=wants),
         "PHASE": 0,
     }
     builder.launch_teams(
@@ -340,7 +319,7 @@ def launch_ring(
         arguments,
         constants,
         words=0,
-        meets=wants,
+        joins=wants,
         starts_early=device.starts_early,
         warps=sets.warps,
         registers=sets.registers,

@@ -8,14 +8,10 @@ from normgrad.backends.cuda.plan.joins import joint_sums
 from normgrad.backends.cuda.plan.program import Builder, Ref
 from normgrad.backends.cuda.plan.row_data import RowData, row_arguments, row_sizes
 from normgrad.backends.cuda.plan.tiles import DRIVER_BYTES, THREADS, ceil_div
+from normgrad.backends.cuda.plan.tuned import rows as tuned
 from normgrad.core.dtypes import ITEMSIZE
 from normgrad.core.geometry import Geometry
 
-# Steps between the sums and the gradient of a row. An exchange takes 2 to 3 us, and a step 1.7:
-# with 3 and 4 an H200 reads 79 and 84 % for 4096x16384 in bfloat16. Blocks of 4 warps with 1 to 5:
-# 49, 61, 80, 80, 80 %, in float32 with 3 to 5 90, 94, 94 %.
-LAG = 4
-_LEAST_LAG = 3
 _SPARE = DRIVER_BYTES + 512  # of shared memory: the rest for sums across warps
 _REGISTERS = 65536  # of a multiprocessor: every GPU that copies ahead has so many
 
@@ -36,15 +32,10 @@ class Ring:
 
 
 def _blocks(itemsizes: list[int]) -> tuple[Ring, ...]:
-    """Blocks to choose from: the first whose team can poll its words at once.
-
-    Blocks of one warp need no barrier: on an H200 4096x16384 in bfloat16 reads 85 % with eight of
-    them a multiprocessor, 84 with four of two warps and 79 with two of four (2048x32768: 85, 83,
-    79). In float32 two warps are better (95 % against 93 and 94).
-    """
-    single = Ring(warps=1, chunks=4, per=8, lag=LAG)
-    double = Ring(warps=2, chunks=4, per=4, lag=LAG)
-    return (*((single,) if max(itemsizes) == 2 else ()), double, replace(double, warps=4, per=2))
+    """Blocks to choose from: the first whose team can poll its words at once."""
+    first = (tuned.TEAM_BLOCK_16,) if max(itemsizes) == 2 else ()
+    sizes = (*first, *tuned.TEAM_BLOCKS)
+    return tuple(Ring(warps, chunks, per, tuned.LAG) for warps, chunks, per in sizes)
 
 
 def choose_ring(builder: Builder, geometry: Geometry, device: Device, data: RowData) -> Ring | None:
@@ -56,17 +47,20 @@ def choose_ring(builder: Builder, geometry: Geometry, device: Device, data: RowD
     align, itemsizes = _sizes(geometry, data)
     if align * min(itemsizes) < 4:  # the least that an asynchronous copy takes
         return None
-    # Beta takes as many registers as gamma: with 4 tiles 300 bytes are spilled.
-    fewer = 2 if builder.slopes else 0
+    fewer = tuned.FEWER_WITH_SLOPES if builder.slopes else 0
     for block in (replace(one, chunks=one.chunks - fewer) for one in _blocks(itemsizes)):
         per = next(
-            (p for p in range(block.per, 0, -1) if _depth(block, p, device, itemsizes) >= LAG + 2),
+            (
+                p
+                for p in range(block.per, 0, -1)
+                if _depth(block, p, device, itemsizes) >= tuned.LAG + 2
+            ),
             1,
         )
-        lag = min(LAG, _depth(block, per, device, itemsizes) - 2)
+        lag = min(tuned.LAG, _depth(block, per, device, itemsizes) - 2)
         team = ceil_div(geometry.channels, _cols(block, itemsizes) * block.chunks)
         fits = team <= min(block.warps * THREADS, per * device.multiprocessors)
-        if fits and lag >= _LEAST_LAG:
+        if fits and lag >= tuned.LEAST_LAG:
             return replace(block, per=per, lag=lag)
     return None
 
@@ -83,9 +77,9 @@ def _cols(ring: Ring, itemsizes: list[int]) -> int:
 
 
 def _depth(ring: Ring, per: int, device: Device, itemsizes: list[int]) -> int:
-    """Steps that there is room for with so many blocks a multiprocessor, 12 at most."""
+    """Steps that there is room for with so many blocks a multiprocessor."""
     step = _cols(ring, itemsizes) * ring.chunks * sum(itemsizes) + 8
-    return min((device.shared_bytes // per - _SPARE) // step, 12)
+    return min((device.shared_bytes // per - _SPARE) // step, tuned.MOST_STEPS)
 
 
 def ring_teams(ring: Ring, geometry: Geometry, device: Device, data: RowData) -> int:
@@ -127,9 +121,9 @@ def team_rows(
         "LAG": ring.lag,
         "VECTOR": vector,
         "WARPS": ring.warps,
-        "EVEN": cols == team * part,
+        "COLS_FILL_TILES": cols == team * part,
         "ALIGN": align,
-        **joint_sums(teams, cols, team * teams, ring.warps, meets=wants),
+        **joint_sums(teams, cols, team * teams, ring.warps, joins=wants),
         "PHASE": 0,
     }
     builder.launch_teams(
@@ -138,7 +132,7 @@ def team_rows(
         arguments,
         constants,
         words=rows * team,
-        meets=wants,
+        joins=wants,
         starts_early=device.starts_early,
         warps=ring.warps,
         registers=ring.registers,

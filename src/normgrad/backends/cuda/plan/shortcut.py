@@ -12,7 +12,7 @@ from normgrad.backends.cuda.device import Device
 from normgrad.backends.cuda.plan.apply import add_apply
 from normgrad.backends.cuda.plan.layout import lay_out
 from normgrad.backends.cuda.plan.program import Builder, Program, Ref, copy_of
-from normgrad.backends.cuda.plan.realign import elsewhere
+from normgrad.backends.cuda.plan.realign import with_places
 from normgrad.core.geometry import Geometry
 from normgrad.core.spec import Spec, TensorSpec, dense_like
 
@@ -53,7 +53,7 @@ def through_shortcut(
         return builder.finish("a shortcut's gradient")
     program = make(plain.with_tensors({"dy": seen}), geometry, compute, device)
     for step in program.steps:
-        moved = elsewhere(step, {"dy": found, "": Ref("", builder.used, "")})
+        moved = with_places(step, {"dy": found, "": Ref("", builder.used, "")})
         builder.steps.append(moved)
     builder.used += program.workspace_bytes
     builder.words = program.words
@@ -84,5 +84,5 @@ def _through(builder: Builder, geometry: Geometry, seen: TensorSpec, found: Ref)
     add_apply(inner, geometry, layout, None, correct=False)
     program = inner.finish("")
     places = {"dx": found, "": Ref("", builder.used, "")}
-    builder.steps += [elsewhere(step, places) for step in program.steps]
+    builder.steps += [with_places(step, places) for step in program.steps]
     builder.used += program.workspace_bytes

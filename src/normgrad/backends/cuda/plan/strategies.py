@@ -10,7 +10,7 @@ from normgrad.backends.cuda.plan.group_ring import group_rows
 from normgrad.backends.cuda.plan.layout import Layout, lay_out
 from normgrad.backends.cuda.plan.planes import resident_planes
 from normgrad.backends.cuda.plan.program import Builder, Launch, Program, Step
-from normgrad.backends.cuda.plan.realign import moved
+from normgrad.backends.cuda.plan.realign import on_aligned_copies
 from normgrad.backends.cuda.plan.rows import plan_rows
 from normgrad.backends.cuda.plan.shortcut import has_shortcut, through_shortcut
 from normgrad.backends.cuda.plan.sums import add_finish, add_sums
@@ -36,7 +36,7 @@ def make_program(spec: Spec, geometry: Geometry, compute: str, device: Device) -
     program = _make(spec, geometry, compute, device)
     if not any(_adds_up(step) for step in program.steps):
         return program
-    return dataclasses.replace(program, unaligned=moved(program, spec))
+    return dataclasses.replace(program, unaligned=on_aligned_copies(program, spec))
 
 
 def _adds_up(step: Step) -> bool:
@@ -61,12 +61,12 @@ def _make(spec: Spec, geometry: Geometry, compute: str, device: Device) -> Progr
     sums_wanted = any(role != "dx" for role in spec.wanted)
     corrected = spec.op is not Op.BATCH_NORM_ELEMT_BACKWARD and spec.training
     needs_totals = corrected and spec.dx is not None
-    slabs = _instances(builder, geometry, layout)
-    if corrected and group_rows(builder, slabs, layout, device):
+    viewed = _as_instance_norm(builder, geometry, layout)
+    if corrected and group_rows(builder, viewed, layout, device):
         return builder.finish("whole slabs in a ring")
     if spec.dx is not None and corrected:
-        keep = {"planes": resident_planes, "columns": resident_columns}[layout.family]
-        if keep(builder, geometry, layout, device):
+        plan_resident = {"planes": resident_planes, "columns": resident_columns}[layout.family]
+        if plan_resident(builder, geometry, layout, device):
             return builder.finish(f"resident {layout.family}")
     name = "elements"
     totals = None
@@ -81,7 +81,7 @@ def _make(spec: Spec, geometry: Geometry, compute: str, device: Device) -> Progr
     return builder.finish(f"{name} ({layout.family})")
 
 
-def _instances(builder: Builder, geometry: Geometry, layout: Layout) -> Geometry:
+def _as_instance_norm(builder: Builder, geometry: Geometry, layout: Layout) -> Geometry:
     """Batch norm of one sample is instance norm, whose small planes come as rows of a ring."""
     spec = builder.spec
     if (

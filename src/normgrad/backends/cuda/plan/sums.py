@@ -7,14 +7,10 @@ from normgrad.backends.cuda.plan.joins import add_parameters, parameters_of
 from normgrad.backends.cuda.plan.layout import Layout, flatten, fold, folded, run_of
 from normgrad.backends.cuda.plan.program import Argument, Builder, Ref
 from normgrad.backends.cuda.plan.tiles import WIDE, alignment, ceil_div, cut, magic, power_of_two
+from normgrad.backends.cuda.plan.tuned import passes as tuned
 from normgrad.core.dtypes import ITEMSIZE
 from normgrad.core.geometry import Geometry
 from normgrad.core.spec import Op
-
-# Pixels of planes that are added up as columns instead: 2048x128x3x3 takes 12 us instead of 61 in
-# bfloat16, 64x512x7x7 11.1 instead of 12.1, 64x256x8x8 9.9 instead of 8.4.
-_TINY = 63
-_SMALL = 1024  # of a channel of group norm, several of which a block adds up
 
 
 def add_sums(
@@ -32,8 +28,10 @@ def add_sums(
         "channels": layout.channels,
         "group_size": geometry.channels,
     }
-    layout, pixels = flatten(layout) if not group and layout.inner <= _TINY else (layout, 1)
-    if layout.family == "planes" and group and layout.inner <= _SMALL:
+    layout, pixels = (
+        flatten(layout) if not group and layout.inner <= tuned.PIXELS_AS_COLUMNS else (layout, 1)
+    )
+    if layout.family == "planes" and group and layout.inner <= tuned.SMALL_CHANNEL:
         return _add_unit_sums(builder, layout, arguments, units)
     if layout.family == "planes":
         return _add_plane_sums(builder, layout, device, arguments, units, group=group)
@@ -70,17 +68,18 @@ def _add_plane_sums(
     """Channels first."""
     dy, x = layout.dy, layout.x
     itemsize = _itemsize(layout)
-    cols = cut(layout.span, 1024)
-    tile_rows = max(1, 256 * (16 // itemsize) // cols)
+    cols = cut(layout.span, tuned.PLANE_COLUMNS)
+    tile_rows = max(1, tuned.PLANE_BYTES // itemsize // cols)
     pieces = ceil_div(layout.span, cols)
     planes = 1 if group else layout.outer
     rows = planes * pieces
-    wanted = 4 * device.multiprocessors  # as many blocks as run at once
+    wanted = tuned.PLANE_BLOCKS * device.multiprocessors
     typical = layout.channels * layout.typical if group else units
     splits = max(1, min(ceil_div(rows, 2 * tile_rows), ceil_div(wanted, typical)))
     align = alignment(itemsize, layout.inner, dy.outer, dy.channel, x.outer, x.channel)
     partials = builder.scratch(builder.numbers * units * splits, builder.compute)
     forward = builder.spec.operator.forward
+    even = layout.window or align * itemsize >= 16
     arguments |= {
         "partials": partials,
         "splits": splits,
@@ -98,16 +97,14 @@ def _add_plane_sums(
     constants: dict[str, Any] = {
         "FORMULA": builder.formula,
         "GROUP": group,
-        "EXACT": forward and not layout.window and layout.inner % cols == 0,
+        "FULL_PIECES": forward and not layout.window and layout.inner % cols == 0,
         "WIDE": layout.span + cols >= WIDE,
         "ROWS": tile_rows,
         "COLS": cols,
         "ALIGN": align,
         "WINDOW": layout.window,
         "COMPUTE": builder.compute,
-        # Plain loads where planes start at no multiple of 16 bytes: asynchronous copies of 4 take
-        # 61 us instead of 19 for 32x2048x7x7 in float32.
-        "STAGES": 3 if layout.window or align * itemsize >= 16 else 1,
+        "STAGES": tuned.PLANE_STAGES if even else tuned.UNALIGNED_STAGES,
         **_meaning(builder, arguments),
     }
     builder.launch("sums.plane_sums", (units * splits,), arguments, constants)
@@ -124,23 +121,19 @@ def _add_column_sums(
     *,
     group: bool,
 ) -> tuple[Ref, int]:
-    """Channels last; ``pixels`` columns of each channel lie side by side.
-
-    Narrow tiles, all blocks along one front, two of them a multiprocessor that fetch three tiles
-    ahead: 59.5 us for 64x256x56x56 in bfloat16 on an H200, 64.2 with tiles of 256 channels and rows
-    in one piece for each block; float32 102 instead of 106.
-    """
-    layout, times = fold(layout, 64) if pixels == 1 else (layout, 1)
+    """Channels last; ``pixels`` columns of each channel lie side by side."""
+    narrow = tuned.COLUMN_COLUMNS
+    layout, times = fold(layout, narrow) if pixels == 1 else (layout, 1)
     dy, x = layout.dy, layout.x
     itemsize = _itemsize(layout)
-    elements = 512 * (16 // itemsize)  # of a tile
-    cols = min(power_of_two(layout.channels), max(64, elements // power_of_two(layout.inner)))
+    elements = tuned.COLUMN_BYTES // itemsize  # of a tile
+    cols = min(power_of_two(layout.channels), max(narrow, elements // power_of_two(layout.inner)))
     tile_rows = elements // cols
     blocks = ceil_div(layout.channels, cols)
     outer = layout.outer if group else 1
     most = ceil_div(layout.inner, 2 * tile_rows)
     typical = blocks * (layout.typical if group else 1)
-    splits = max(1, min(most, ceil_div(2 * device.multiprocessors, typical)))
+    splits = max(1, min(most, ceil_div(tuned.COLUMN_BLOCKS * device.multiprocessors, typical)))
     align = alignment(itemsize, layout.channels, dy.outer, dy.inner, x.outer, x.inner)
     count = builder.numbers * units * pixels * splits * times
     partials = builder.scratch(count, builder.compute)
@@ -166,7 +159,7 @@ def _add_column_sums(
         "ALIGN": align,
         "RUN": run_of(layout, times),
         "COMPUTE": builder.compute,
-        "STAGES": 4,
+        "STAGES": tuned.COLUMN_STAGES,
         **_meaning(builder, arguments),
     }
     # One axis of the grid: the others end at 65535, and there may be more samples.
@@ -191,7 +184,7 @@ def _add_unit_sums(
         "x_outer": x.outer // align,
         "x_channel": x.channel // align,
     }
-    rows = max(1, 2048 // cols)
+    rows = max(1, tuned.SMALL_TILE // cols)
     constants: dict[str, Any] = {
         "ROWS": rows,
         "COLS": cols,
@@ -214,12 +207,12 @@ def add_statistics(
     size = max(1, 256 // lanes)
     given, made = (builder.scratch(statistics, builder.compute) for _ in range(2))
     builder.launch(
-        "sums.finish_statistics",
+        "finish.finish_statistics",
         (ceil_div(statistics, size),),
         {
             "partials": partials,
-            "centre": given,
-            "scale": made,
+            "next_mean": given,
+            "next_rstd": made,
             "mean": builder.result("mean") if spec.operator.centred else None,
             "rstd": builder.result("rstd"),
             **builder.running(),
@@ -272,7 +265,7 @@ def add_finish(
         }
         constants = {"UNITS": size, "VARIANCE": builder.given_variance, **common}
         builder.launch(
-            "sums.finish_channels", (ceil_div(units, size),), arguments, constants, early=early
+            "finish.finish_channels", (ceil_div(units, size),), arguments, constants, early=early
         )
         return totals
     if totals is not None:
@@ -286,7 +279,7 @@ def add_finish(
         size = min(power_of_two(geometry.channels), max(1, 1024 // lanes))
         constants = {"CHANNELS": size, **common}
         builder.launch(
-            "sums.finish_groups", (geometry.statistics,), arguments, constants, early=early
+            "finish.finish_groups", (geometry.statistics,), arguments, constants, early=early
         )
     add_parameters(builder, geometry, layout, partials, splits)
     return totals

@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass, replace
 
 from normgrad.backends.cuda.device import Device
+from normgrad.backends.cuda.plan.tuned import passes as tuned
 
 THREADS = 32  # of a warp
 DRIVER_BYTES = 1024  # of shared memory, that each block has without asking
 # Numbers from here on take 64 bits: a loop, or who asks for data ahead, adds a step to them.
 WIDE = (1 << 31) - (1 << 24)
-_TYPICAL = 64_000_000  # bytes of a batch that group norm's cuts are made for
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def cut(run: int, most: int) -> int:
     cols = best
     while cols <= most:
         waste = ceil_div(run, cols) * cols / run
-        if waste <= best_waste * 1.02:
+        if waste <= best_waste * tuned.CUT_WASTE:
             best, best_waste = cols, waste
         cols *= 2
         if cols >= 2 * power_of_two(run):
@@ -98,34 +98,40 @@ def typical_batch(sample_bytes: int) -> int:
     """Samples that group norm is cut for, however many there are.
 
     A sample's gradient must not depend on those around it, so neither may the parts that its sums
-    are made of. Large batches are where the speed of memory counts.
+    are made of.
     """
-    return power_of_two(ceil_div(_TYPICAL, sample_bytes))
+    return power_of_two(ceil_div(tuned.TYPICAL_BYTES, sample_bytes))
 
 
-def deal(slabs: int, most: int) -> tuple[int, int]:
+def rounds_of_teams(slabs: int, most: int) -> tuple[int, int]:
     """Teams for so many slabs, ``most`` of them at once, and rounds: few ones, all teams busy."""
     rounds = ceil_div(slabs, min(slabs, most))
     return ceil_div(slabs, rounds), rounds
 
 
-def share_out(
-    rows: int, most_rows: int, least_rows: int, slabs: int, resident: int, *, alike: bool = False
+def cut_into_teams(
+    rows: int,
+    most_rows: int,
+    least_rows: int,
+    slabs: int,
+    resident: int,
+    *,
+    batch_independent: bool = False,
 ) -> Team | None:
     """Teams for slabs of ``rows`` rows; None where a slab does not fit on the device.
 
     A block takes up to ``most_rows``. Teams are as large as there are blocks for, so that all take
-    part, unless a block would have less than ``least_rows``; or, where they must be ``alike`` for
-    any number of slabs, as large as they are for many.
+    part, unless a block would have less than ``least_rows``. A ``batch_independent`` cut, group
+    norm's, has teams of the size that they have in an infinite batch.
     """
     team = ceil_div(rows, most_rows)
     if team > resident:
         return None
     at_once = resident // team
-    teams, rounds = deal(at_once if alike else slabs, at_once)
+    teams, rounds = rounds_of_teams(at_once if batch_independent else slabs, at_once)
     team = max(team, min(resident // teams, ceil_div(rows, least_rows)))
     share = ceil_div(rows, team)
     team = ceil_div(rows, share)
-    if alike:
-        teams, rounds = deal(slabs, resident // team)
+    if batch_independent:
+        teams, rounds = rounds_of_teams(slabs, resident // team)
     return Team(team, teams, share, rounds)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from normgrad.backends.cuda.plan.program import NUMBER, Fill, Launch, Program, Ref, Step
+from normgrad.backends.cuda.plan.program import AREAS, NUMBER, Fill, Launch, Program, Ref, Step
 from normgrad.backends.cuda.plan.tiles import power_of_two
 
 MOST = 1 << 20  # words of an area
@@ -20,7 +20,7 @@ _LEAST = 1 << 14
 _BYTES = 8  # of a word
 
 
-class Mail:
+class ExchangeAreas:
     """The two areas of a thread on one GPU."""
 
     def __init__(self, make: Callable[[int], tuple[object, int]]) -> None:
@@ -32,7 +32,7 @@ class Mail:
         self._owner: object = None
         self._room = self._turn = self._left = self._address = 0
 
-    def take(self, count: int) -> tuple[int, int, int]:
+    def next_area(self, count: int) -> tuple[int, int, int]:
         """Where a call's words are, and those to be cleared with their number."""
         if count > self._room:
             self.forget()
@@ -46,20 +46,21 @@ class Mail:
         return words, self._address + self._turn * size, left
 
 
-class _Mails(threading.local):
+class _Threads(threading.local):
     def __init__(self) -> None:
-        self.by_device: dict[int, Mail] = {}
+        self.by_device: dict[int, ExchangeAreas] = {}
 
 
-_mails = _Mails()
+_threads = _Threads()
 
 
-def mail_of(index: int) -> Mail:
+def areas_of(index: int) -> ExchangeAreas:
     """This thread's for a GPU."""
-    mail = _mails.by_device.get(index)
-    if mail is None:
-        mail = _mails.by_device[index] = Mail(lambda count: _set_words(index, count))
-    return mail
+    areas = _threads.by_device.get(index)
+    if areas is None:
+        areas = ExchangeAreas(lambda count: _set_words(index, count))
+        _threads.by_device[index] = areas
+    return areas
 
 
 def _set_words(index: int, count: int) -> tuple[Any, int]:
@@ -71,23 +72,20 @@ def _set_words(index: int, count: int) -> tuple[Any, int]:
     return memory, memory.data_ptr()
 
 
-def with_mail(program: Program) -> list[Step]:
+def using_areas(program: Program) -> list[Step]:
     """The steps without the one that clears words, and those of the waiting launch elsewhere."""
     steps: list[Step] = []
     for step in program.steps:
         if _clears(step):
             continue
         if isinstance(step, Launch) and step.cooperative:
-            mailed = {
-                "words": Ref("mail", 0, "uint64"),
-                "stale": Ref("stale", 0, "uint64"),
-                "stale_words": Ref("stale_words", 0, NUMBER),
-            }
+            types = ("uint64", "uint64", NUMBER)
+            areas = {name: Ref(name, 0, dtype) for name, dtype in zip(AREAS, types, strict=True)}
             step = dataclasses.replace(  # noqa: PLW2901
                 step,
                 # Nothing of ours runs before it: it must not overtake what does.
                 early=False,
-                arguments=tuple((name, mailed.get(name, value)) for name, value in step.arguments),
+                arguments=tuple((name, areas.get(name, value)) for name, value in step.arguments),
                 constants=tuple({**dict(step.constants), "EARLY": False}.items()),
             )
         steps.append(step)

@@ -1,33 +1,33 @@
 """A call on plain CUDA tensors written out: see `normgrad.calls.generated_call`.
 
-For data at multiples of 16 bytes and the default stream; all else goes the general road.
+For data at multiples of 16 bytes and the default stream; all else takes the general path.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from normgrad.backends.cuda.plan.program import SLOTS, Ref
-from normgrad.backends.cuda.run.exchange_areas import Mail
+from normgrad.backends.cuda.plan.program import AREAS, SLOTS, Ref
+from normgrad.backends.cuda.run.exchange_areas import ExchangeAreas
 from normgrad.backends.cuda.run.launch import Ready
-from normgrad.calls.generated_call import Source
+from normgrad.calls.generated_call import CallSource
 
 
-class Site(NamedTuple):
+class LaunchSite(NamedTuple):
     """Where a call runs, and what stays there from call to call."""
 
     gpu: int
     current: Callable[[], int]  # GPU
     stream: Callable[[int], int]
     scratch: Callable[[int, int], int]  # of a GPU, so many bytes
-    post: Callable[[int], Mail]  # words between blocks
+    areas_of: Callable[[int], ExchangeAreas]  # words between blocks
 
 
 def write(
-    source: Source,
+    source: CallSource,
     launches: Sequence[Ready],
     touched: Sequence[int],  # slots whose addresses count
     sizes: tuple[int, int],  # bytes of scratch memory, words
-    site: Site,
+    site: LaunchSite,
 ) -> Callable[..., tuple[Any, ...]]:
     """Finish a call with its launches."""
     nbytes, words = sizes
@@ -39,19 +39,19 @@ def write(
         source.lines.append(f"w = scratch(gpu, {nbytes})")
     calls = [_call(source, number, step) for number, step in enumerate(launches)]
     if words:
-        source.lines += ["mail = post(gpu)", "try:"]
-        source.lines += [f"    words, stale, left = mail.take({words})"]
+        source.lines += ["areas = areas_of(gpu)", "try:"]
+        source.lines += [f"    {', '.join(AREAS)} = areas.next_area({words})"]
         source.lines += [f"    {line}" for line in calls]
-        source.lines += ["except BaseException:", "    mail.forget()", "    raise"]
+        source.lines += ["except BaseException:", "    areas.forget()", "    raise"]
     else:
         source.lines += calls
     return source.made()
 
 
-_PLACES = {"": "w", "mail": "words", "stale": "stale", "stale_words": "left"}
+_PLACES = {"": "w", **{name: name for name in AREAS}}
 
 
-def _call(source: Source, number: int, step: Ready) -> str:
+def _call(source: CallSource, number: int, step: Ready) -> str:
     """The launch of a step."""
     source.names[f"launch{number}"] = step.launch
     given = [

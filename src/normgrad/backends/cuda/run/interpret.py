@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 
 from normgrad.arrays import host_memory
-from normgrad.backends.cuda.plan.program import NUMBER, SLOTS, Fill, Launch, Program, Ref, Step
-from normgrad.backends.cuda.run.exchange_areas import Mail, with_mail
+from normgrad.backends.cuda.plan.program import (
+    AREAS,
+    NUMBER,
+    SLOTS,
+    Fill,
+    Launch,
+    Program,
+    Ref,
+    Step,
+)
+from normgrad.backends.cuda.run.exchange_areas import ExchangeAreas, using_areas
 from normgrad.backends.cuda.run.launch import constants_of, data_aligned, kernel_of
 from normgrad.core.dtypes import ITEMSIZE
 from normgrad.core.spec import Spec
@@ -23,22 +32,22 @@ def interpret(
     spec: Spec,
     addresses: Sequence[int | None],
     workspace: int | None,
-    post: Mail | None,
+    areas: ExchangeAreas | None,
 ) -> None:
     """Run every step; kernels whose blocks wait for each other run phase by phase.
 
-    Their words are those of ``post``, if there is one.
+    Their words are those of ``areas``, if there are any.
     """
     steps: Sequence[Step] = program.steps
     bases: list[int | None] = [*addresses, workspace]
     other = program.unaligned
     if other is not None and not data_aligned(program, bases):
         memory = np.empty(other.workspace_bytes, np.uint8)  # as `launch` does
-        interpret(other, spec, addresses, memory.ctypes.data, post)
+        interpret(other, spec, addresses, memory.ctypes.data, areas)
         return
-    if post is not None and program.words:
-        steps = with_mail(program)
-        bases += post.take(program.words)
+    if areas is not None and program.words:
+        steps = using_areas(program)
+        bases += areas.next_area(program.words)
     for step in steps:
         if isinstance(step, Fill):
             _memory(step.target, bases, step.nbytes)[...] = step.value
@@ -47,9 +56,9 @@ def interpret(
         phases: tuple[int | None, ...] = (None,)
         if "PHASE" in constants:
             phases = (3,)
-            if dict(step.arguments)["tally"]:  # words before it
-                phases = (1, 3, 2) if constants.get("OWN") else (1, 2)
-            if constants["MEETS"]:
+            if dict(step.arguments)["arrivals"]:  # words before it
+                phases = (1, 3, 2) if constants.get("TOTALS_COLUMNS") else (1, 2)
+            if constants["JOINS_AT_END"]:
                 phases += (4,)
         for phase in phases:
             if phase is not None:
@@ -117,7 +126,7 @@ def _tensor(ref: Ref, program: Program, spec: Spec, bases: Sequence[int | None])
         return bases[SLOTS[ref.role]]
     if ref.role == "":
         memory = _memory(ref, bases, program.workspace_bytes - ref.offset)
-    elif ref.role in ("mail", "stale"):
+    elif ref.role in AREAS:
         memory = _memory(ref, bases, 8 * program.words)
     else:
         tensor = spec.present(ref.role)

@@ -38,7 +38,7 @@ class Aligned(enum.Enum):
     """What starts at multiples of 16 bytes, as the workspace always does."""
 
     NONE = enum.auto()
-    DATA = enum.auto()  # but not all vectors
+    DATA = enum.auto()  # data are, some small vector is not
     ALL = enum.auto()
 
 
@@ -61,23 +61,23 @@ def run_program(program: Program, index: int, bases: Sequence[int | None], strea
         bits |= bases[slot]  # type: ignore[operator]  # what a step touches has an address
     if bits & 15:
         program, bases, aligned, _memory = _at_odd_addresses(program, index, bases, stream)
-    mailed = stream == 0 and has_mail(program)
-    prepared = program.prepared.get((index, aligned, mailed))
+    in_areas = stream == 0 and keeps_words(program)
+    prepared = program.prepared.get((index, aligned, in_areas))
     if prepared is None:
-        steps = exchange_areas.with_mail(program) if mailed else program.steps
+        steps = exchange_areas.using_areas(program) if in_areas else program.steps
         prepared = [_prepare(step, index, aligned) for step in steps]
-        program.prepared[index, aligned, mailed] = prepared
-    if not mailed:
+        program.prepared[index, aligned, in_areas] = prepared
+    if not in_areas:
         for step in prepared:
             step.run(bases, stream)
         return
-    post = exchange_areas.mail_of(index)
+    areas = exchange_areas.areas_of(index)
     try:
-        bases = [*bases, *post.take(program.words)]
+        bases = [*bases, *areas.next_area(program.words)]
         for step in prepared:
             step.run(bases, stream)
     except BaseException:
-        post.forget()
+        areas.forget()
         raise
 
 
@@ -90,7 +90,7 @@ def data_aligned(program: Program, bases: Sequence[int | None]) -> bool:
     return not any((bases[slot] or 0) & 15 for slot in program.slots if slot in DATA_SLOTS)
 
 
-def has_mail(program: Program) -> bool:
+def keeps_words(program: Program) -> bool:
     """Whether its words stay from call to call on the default stream."""
     return 0 < program.words <= exchange_areas.MOST
 

@@ -44,18 +44,18 @@ def load_once(pointers, mask):
 
 @triton.jit
 def applied(
-    d, x, mu, rs, weight, t1, t2, total, FORMULA: tl.constexpr, GROUP: tl.constexpr,
-    CORRECT: tl.constexpr, shift=0.0, beside=None,
+    d, x, mu, rs, weight, sum_d, sum_dt, total, FORMULA: tl.constexpr, GROUP: tl.constexpr,
+    CORRECT: tl.constexpr, bias=0.0, beside=None,
 ):  # fmt: skip
     """The result from statistics and the two sums over them."""
     dy_factor = rs * weight
     if FORMULA.forward:
-        result = output(FORMULA, FORMULA.centred(x, mu), dy_factor, shift, beside)
+        result = output(FORMULA, FORMULA.centred(x, mu), dy_factor, bias, beside)
     elif not FORMULA.sums:
         result = d
     elif CORRECT:
         factor = rs if GROUP else dy_factor
-        x_factor, constant = coefficients(FORMULA, rs, factor, t1, t2, total)
+        x_factor, constant = coefficients(FORMULA, rs, factor, sum_d, sum_dt, total)
         result = FORMULA.element(d, FORMULA.centred(x, mu), dy_factor, x_factor, constant)
     else:
         result = d * dy_factor
@@ -160,21 +160,21 @@ def plane_apply(
     if EACH:
         parameter = outer * channels + channel
     weight = load_or(gamma, parameter, ok, 1.0, COMPUTE)[:, None]
-    t1 = load_or(first_sum, statistic, ok, 0.0, COMPUTE)[:, None]
-    t2 = load_or(second_sum, statistic, ok, 0.0, COMPUTE)[:, None]
+    sum_d = load_or(first_sum, statistic, ok, 0.0, COMPUTE)[:, None]
+    sum_dt = load_or(second_sum, statistic, ok, 0.0, COMPUTE)[:, None]
     total = total_count(counter, counts, count, COUNTS, COMPUTE)
-    shift = load_or(beta, parameter, ok, 0.0, COMPUTE)[:, None]
+    bias = load_or(beta, parameter, ok, 0.0, COMPUTE)[:, None]
     if bits is not None:
         in_bytes = plane.to(tl.int64)[:, None] * tl.cdiv(length, 8)
     if dy is not None:
         if bits is None:
             t = FORMULA.centred(wide_x, mu)
-            wide_dy = through(FORMULA, wide_dy, t, rs * weight, shift, beside)
+            wide_dy = through(FORMULA, wide_dy, t, rs * weight, bias, beside)
         else:
             byte = tl.load(bits + (in_bytes + inside // 8), mask=mask, other=0).to(tl.int32)
             wide_dy *= (byte >> (inside % 8).to(tl.int32) & 1).to(COMPUTE)
     result = applied(
-        wide_dy, wide_x, mu, rs, weight, t1, t2, total, FORMULA, GROUP, CORRECT, shift, beside
+        wide_dy, wide_x, mu, rs, weight, sum_d, sum_dt, total, FORMULA, GROUP, CORRECT, bias, beside
     )  # fmt: skip
     if bits is not None and FORMULA.forward:
         place = ((row % pieces) * (COLS // 8))[:, None] + tl.arange(0, COLS // 8)[None, :]
@@ -261,8 +261,8 @@ def column_apply(
     if EACH:
         parameter = outer * width + channel
     weight = load_or(gamma, parameter, ok, 1.0, COMPUTE)[None, :]
-    t1 = load_or(first_sum, statistic, ok, 0.0, COMPUTE)[None, :]
-    t2 = load_or(second_sum, statistic, ok, 0.0, COMPUTE)[None, :]
+    sum_d = load_or(first_sum, statistic, ok, 0.0, COMPUTE)[None, :]
+    sum_dt = load_or(second_sum, statistic, ok, 0.0, COMPUTE)[None, :]
     total = total_count(counter, counts, count, COUNTS, COMPUTE)
     row = (tile.to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     mask = (row < rows) & ok[None, :]
@@ -279,18 +279,18 @@ def column_apply(
     if shortcut is not None:
         at = (row * shortcut_row + outer * shortcut_outer) * ALIGN + column[None, :]
         beside = widen(load_once(shortcut + at, mask), COMPUTE)
-    shift = load_or(beta, parameter, ok, 0.0, COMPUTE)[None, :]
+    bias = load_or(beta, parameter, ok, 0.0, COMPUTE)[None, :]
     if bits is not None:
         in_bytes = row * tl.cdiv(channels * ALIGN, 8)
     if dy is not None:
         if bits is None:
             t = FORMULA.centred(wide_x, mu)
-            wide_dy = through(FORMULA, wide_dy, t, rs * weight, shift, beside)
+            wide_dy = through(FORMULA, wide_dy, t, rs * weight, bias, beside)
         else:
             byte = tl.load(bits + (in_bytes + column[None, :] // 8), mask=mask, other=0)
             wide_dy *= (byte.to(tl.int32) >> (column[None, :] % 8) & 1).to(COMPUTE)
     result = applied(
-        wide_dy, wide_x, mu, rs, weight, t1, t2, total, FORMULA, GROUP, CORRECT, shift, beside
+        wide_dy, wide_x, mu, rs, weight, sum_d, sum_dt, total, FORMULA, GROUP, CORRECT, bias, beside
     )  # fmt: skip
     if bits is not None and FORMULA.forward:
         place = block * (COLS // 8) + tl.arange(0, COLS // 8)[None, :]
@@ -330,14 +330,14 @@ def row_statistics(
     far = row.to(tl.int64)
     mu = load_or(mean, row, None, 0.0, COMPUTE)
     rs = load_or(rstd, row, None, 1.0, COMPUTE)
-    s1 = tl.zeros([COLS], COMPUTE)
-    s2 = tl.zeros([COLS], COMPUTE)
+    sum_d = tl.zeros([COLS], COMPUTE)
+    sum_dt = tl.zeros([COLS], COMPUTE)
     stop = tl.minimum(start + span, cols * ALIGN)
     own = 0  # where the weights of a sample are
     if each is not None:
         own = (row // each).to(tl.int64) * cols * ALIGN
     if FORMULA.forward:
-        found = (s1, s1, s1, s1)
+        found = (sum_d, sum_d, sum_d, sum_d)
         start = tl.program_id(0) % splits * SPAN  # a constant, so that loads are wide
         for first in tl.range(start, stop, COLS, num_stages=3):
             column = first + tl.arange(0, COLS)
@@ -367,14 +367,14 @@ def row_statistics(
             xt = tl.load(x + far * x_row * ALIGN + column, mask=ok, other=0.0)
             t = FORMULA.centred(xt.to(COMPUTE), mu)
             if FORMULA.acts:
-                shift = load_or(beta, own + column, ok, 0.0, COMPUTE)
-                g = through(FORMULA, g, t, rs * weight, shift) * weight
-            d1, d2 = FORMULA.terms(g, t)
-            s1 += d1
-            s2 += d2
-        t1, t2 = sum_pairs(s1, s2, 0)
-        tl.store(partials + tl.program_id(0), t1)
-        tl.store(partials + rows * splits + tl.program_id(0), t2)
+                bias = load_or(beta, own + column, ok, 0.0, COMPUTE)
+                g = through(FORMULA, g, t, rs * weight, bias) * weight
+            term_d, term_dt = FORMULA.terms(g, t)
+            sum_d += term_d
+            sum_dt += term_dt
+        total_d, total_dt = sum_pairs(sum_d, sum_dt, 0)
+        tl.store(partials + tl.program_id(0), total_d)
+        tl.store(partials + rows * splits + tl.program_id(0), total_dt)
 
 
 @triton.jit
@@ -419,7 +419,7 @@ def row_apply(
         start, last = sample * each + program % parts * ROWS, (sample + 1) * each
         own = sample.to(tl.int64) * length
     weight = load_weight(FORMULA, gamma, own + column, ok, COMPUTE)[None, :]
-    shift = load_or(beta, own + column, ok, 0.0, COMPUTE)[None, :]
+    bias = load_or(beta, own + column, ok, 0.0, COMPUTE)[None, :]
     sum_gamma = tl.zeros([ROWS, COLS], COMPUTE)
     sum_beta = tl.zeros([ROWS, COLS], COMPUTE)
     for first in tl.range(start, last, parts * ROWS, num_stages=STAGES):
@@ -443,18 +443,20 @@ def row_apply(
         mu = load_or(mean, row, row_ok, 0.0, COMPUTE)[:, None]
         rs = load_or(rstd, row, row_ok, 1.0, COMPUTE)[:, None]
         if FORMULA.forward:
-            result = output(FORMULA, FORMULA.centred(wide_x, mu), rs * weight, shift)
+            result = output(FORMULA, FORMULA.centred(wide_x, mu), rs * weight, bias)
             store_as(dx, far * dx_row * ALIGN + column[None, :], result, mask)
         else:
-            wide_dy = through(FORMULA, wide_dy, FORMULA.centred(wide_x, mu), rs * weight, shift)
-            d1, d2 = FORMULA.terms(wide_dy, FORMULA.centred(wide_x, mu) * rs)
-            sum_gamma += d2
-            sum_beta += d1
+            wide_dy = through(FORMULA, wide_dy, FORMULA.centred(wide_x, mu), rs * weight, bias)
+            term_d, term_dt = FORMULA.terms(wide_dy, FORMULA.centred(wide_x, mu) * rs)
+            sum_gamma += term_dt
+            sum_beta += term_d
         if dx is not None and not FORMULA.forward:
-            t1 = load_or(totals, row, row_ok, 0.0, COMPUTE)[:, None]
-            t2 = load_or(totals + rows, row, row_ok, 0.0, COMPUTE)[:, None]
+            sum_d = load_or(totals, row, row_ok, 0.0, COMPUTE)[:, None]
+            sum_dt = load_or(totals + rows, row, row_ok, 0.0, COMPUTE)[:, None]
             count = (length + 0.0).to(COMPUTE)
-            result = applied(wide_dy, wide_x, mu, rs, weight, t1, t2, count, FORMULA, True, True)
+            result = applied(
+                wide_dy, wide_x, mu, rs, weight, sum_d, sum_dt, count, FORMULA, True, True
+            )
             if residual is not None:
                 result += other.to(COMPUTE)
             store_as(dx, far * dx_row * ALIGN + column[None, :], result, mask)

@@ -6,13 +6,14 @@ COLS of the columns, cut into CHUNKS tiles. A block adds up its tiles as they ar
 sums, waits for its partners', and writes dx tile by tile. Each tile that is done makes room for
 the tile DEPTH further on, whose copy starts at once. Three trips to memory instead of five.
 
-The first HELD tiles move on to registers when they are added up. What takes their place in shared
-memory arrives during the wait, or is the rest of a slab that shared memory alone has no room for.
+The first REGISTER_TILES move on to registers when they are added up. What takes their place in
+shared memory arrives during the wait, or is the rest of a slab that shared memory alone has no room
+for.
 
 Sums go round in one step. Each block publishes a word for each of its bins: a column, or a group
 of columns with gamma inside. Everybody adds up the words of its own bins, part by part in order.
-Where everybody would read too many words, there are two steps: each block adds up all parts of OWN
-columns and publishes the totals, and everybody reads those.
+Where everybody would read too many words, there are two steps: each block adds up all parts of
+TOTALS_COLUMNS and publishes the totals, and everybody reads those.
 """
 
 import triton.language as tl
@@ -38,12 +39,12 @@ from normgrad.backends.cuda.pieces.column_tiles import (
     write_tile,
 )
 from normgrad.backends.cuda.pieces.common import (
-    arrive,
     await_step_before,
-    clear_stale,
-    fresh,
+    clear_previous,
+    count_arrival,
+    opaque_copy,
+    rewiden_opaquely,
     widen,
-    widen_again,
 )
 from normgrad.backends.cuda.pieces.gluon import gl, jit
 from normgrad.backends.cuda.pieces.joins import join_groups
@@ -68,10 +69,10 @@ def column_slabs(
     new_variance,
     momentum,
     partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
-    words,  # [slabs, parts, SPANS, bins]; one part more with OWN: the totals
-    stale,  # words of the call before, to be cleared for the next
-    stale_words,
-    tally,  # the word that counts arrivals
+    sum_words,  # [slabs, parts, SPANS, bins]; one part more with TOTALS_COLUMNS: the totals
+    previous_words,  # words of the call before, to be cleared for the next
+    previous_count,
+    arrivals,  # the word that counts arrivals
     slabs,
     rows,  # rows of a slab
     parts,  # blocks one below the other: they take turns at the tiles of their columns
@@ -92,43 +93,44 @@ def column_slabs(
     GROUP_SIZE: tl.constexpr,  # columns of a bin
     EACH: tl.constexpr,  # each sample has weights of its own
     VARIANCE: tl.constexpr,
-    CHUNKS: tl.constexpr,  # tiles of a block's share: at most DEPTH + HELD
+    CHUNKS: tl.constexpr,  # tiles of a block's share: at most DEPTH + REGISTER_TILES
     DEPTH: tl.constexpr,  # tiles that there is room for in shared memory
-    HELD: tl.constexpr,  # tiles that move on to registers
+    REGISTER_TILES: tl.constexpr,  # tiles that move on to registers
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BINS: tl.constexpr,  # of a block, up to a power of two
     SPANS: tl.constexpr,  # pieces that the columns of a bin can lie in
     STEP: tl.constexpr,  # words of a bin to wait for together
-    OWN: tl.constexpr,  # columns that a block adds up for its team; 0: it has all its own bins
+    TOTALS_COLUMNS: tl.constexpr,  # that a block adds up for its team; 0: it has all its own bins
     VECTOR: tl.constexpr,  # elements of 16 bytes
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,  # a team of one
     TOGETHER: tl.constexpr,  # the warps ask for what follows a held tile together
-    LATE: tl.constexpr,  # tiles of the next slab are asked for when the sums are published
-    FETCHED: tl.constexpr,  # tiles of it that the L2 cache is to fetch then
+    REQUEST_AFTER_PUBLISH: tl.constexpr,  # of tiles of the next slab: when sums are published
+    L2_TILES: tl.constexpr,  # of the next slab, which the L2 cache is to fetch then
     ALIGN: tl.constexpr,
-    MEETS: tl.constexpr,  # the blocks wait for each other and join group norm's partials
-    CHANNELS: tl.constexpr,  # in tiles of so many channels
-    PARTS: tl.constexpr,  # and parts
-    TIMES: tl.constexpr,  # so often
-    MANY: tl.constexpr,
+    JOINS_AT_END: tl.constexpr,  # the blocks wait for each other and join group norm's partials
+    JOIN_CHANNELS: tl.constexpr,  # in tiles of so many channels
+    JOIN_PARTS: tl.constexpr,  # and parts
+    JOIN_STEPS: tl.constexpr,  # so often
+    INDEX64: tl.constexpr,
     EARLY: tl.constexpr,  # the words are cleared meanwhile
     # 0; in the interpreter 1: sums, 3: totals or all of SOLO, 2: gradient, 4: the end
     PHASE: tl.constexpr,
 ):
     """See the module. The three tensors have the same strides, which come divided by ALIGN."""
     LANES: tl.constexpr = min(32, COLS // VECTOR)
-    DOWN: tl.constexpr = min(WARPS, max(1, ROWS // (32 // LANES)))  # warps one below the other
-    ONCE: tl.constexpr = min(ROWS, DOWN * (32 // LANES))  # rows with one element in each thread
+    # Warps one below the other, and rows with one element in each thread.
+    WARPS_DOWN: tl.constexpr = min(WARPS, max(1, ROWS // (32 // LANES)))
+    ONCE: tl.constexpr = min(ROWS, WARPS_DOWN * (32 // LANES))
     tile: tl.constexpr = gl.BlockedLayout(
-        [1, VECTOR], [32 // LANES, LANES], [DOWN, WARPS // DOWN], [1, 0]
+        [1, VECTOR], [32 // LANES, LANES], [WARPS_DOWN, WARPS // WARPS_DOWN], [1, 0]
     )
     by_col: tl.constexpr = gl.SliceLayout(0, tile)
     flat: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     # In float32 the compiler puts off adding up held tiles if the sums are kept: 8 to 80 bytes of
     # spills, and batch norm 256x2048x7x7 takes 97 us instead of 92.
-    KEPT: tl.constexpr = 0 if VECTOR == 4 or FORMULA.forward else DOWN
+    KEPT: tl.constexpr = 0 if VECTOR == 4 or FORMULA.forward else WARPS_DOWN
     if KEPT:
         warp_sums = gl.allocate_shared_memory(tl.uint64, [1, KEPT, COLS], flat)
     above = gl.program_id(0) % team // pieces
@@ -142,14 +144,15 @@ def column_slabs(
     cols = gl.arange(0, COLS, by_col)
     part = (slabs, split, width, channels, start, first, limit, apart, outer_step, row_step)
     data = (x, dy) + own_places(
-        x, dy, slabs * 0, tile, DEPTH, VECTOR, ROWS, COLS, ALIGN, LANES, DOWN, WARPS
+        x, dy, slabs * 0, tile, DEPTH, VECTOR, ROWS, COLS, ALIGN, LANES, WARPS_DOWN, WARPS
     )
     sizes = (parts, bins, images, channels * ALIGN)
-    FEW: tl.constexpr = CHUNKS - HELD <= 5  # unrolled; 6 beside 2 that are held spill 48 bytes
+    # Unrolled; 6 beside 2 that are held spill 48 bytes.
+    FEW: tl.constexpr = CHUNKS - REGISTER_TILES <= 5
     # Slabs ahead that the place of the first tile behind the held ones, and of the last, goes to.
-    NEAR: tl.constexpr = (HELD + DEPTH) // CHUNKS
-    FAR: tl.constexpr = (CHUNKS - 1 + DEPTH) // CHUNKS
-    unknown = parts >> 30  # 0
+    FIRST_AHEAD: tl.constexpr = (REGISTER_TILES + DEPTH) // CHUNKS
+    LAST_AHEAD: tl.constexpr = (CHUNKS - 1 + DEPTH) // CHUNKS
+    runtime_zero = parts >> 30  # 0
     for ahead in (gl.static_range if FEW else tl.range)(0, DEPTH):
         early = strip_of(first_slab + ahead // CHUNKS * teams, part, ALIGN)
         copy_tile(data, ahead, early, ahead % CHUNKS, row_step, ROWS, COLS, ALIGN)
@@ -175,109 +178,117 @@ def column_slabs(
                 (rstd, gamma_of, beta_of), strip, channels * ALIGN, cols, eps,
                 VARIANCE, GROUP, GROUP_SIZE,
             )  # fmt: skip
-        step = fresh(row_step)
-        turns = fresh(apart)
+        step = opaque_copy(row_step)
+        turns = opaque_copy(apart)
         now = (slabs, split, width, channels, start, first, limit, turns, outer_step, step)
         held = ()
-        s1 = gl.zeros([ROWS, COLS], tl.float32, tile)
-        s2 = gl.zeros([ROWS, COLS], tl.float32, tile)
+        sum_d = gl.zeros([ROWS, COLS], tl.float32, tile)
+        sum_dt = gl.zeros([ROWS, COLS], tl.float32, tile)
         if FORMULA.forward:
             met = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))[:, None]
-            found = (met, s1, s1, s1)
+            found = (met, sum_d, sum_d, sum_d)
         # Each tile commits one group, so that the number to wait for is always the same.
-        for chunk in gl.static_range(HELD):
+        for chunk in gl.static_range(REGISTER_TILES):
             wait(slab, DEPTH - 1)
             slot = (turn + chunk) % DEPTH
             values = take_own(data, slot, VECTOR, ROWS * COLS)
             held = held + (values,)
             later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
             number = (chunk + DEPTH) % CHUNKS
-            if LATE and chunk + DEPTH >= CHUNKS:
+            if REQUEST_AFTER_PUBLISH and chunk + DEPTH >= CHUNKS:
                 commit(slab)
             else:
                 copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, TOGETHER)
             if FORMULA.forward:
                 found = add_moments(found, values, strip, chunk, local, FORMULA)
             else:
-                s1, s2 = add_tile(s1, s2, values, centre, before, FORMULA)
-        for chunk in (gl.static_range if FEW else tl.range)(HELD, CHUNKS):
+                sum_d, sum_dt = add_tile(sum_d, sum_dt, values, centre, before, FORMULA)
+        for chunk in (gl.static_range if FEW else tl.range)(REGISTER_TILES, CHUNKS):
             wait(slab, DEPTH - 1)
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             values = take_own(data, slot, VECTOR, ROWS * COLS)
             if FORMULA.forward:
                 found = add_moments(found, values, strip, chunk, local, FORMULA)
             else:
-                s1, s2 = add_tile(s1, s2, values, centre, before, FORMULA)
+                sum_d, sum_dt = add_tile(sum_d, sum_dt, values, centre, before, FORMULA)
             commit(slab)
         if FORMULA.forward:
             whole = merged(FORMULA, parts_of(FORMULA, found, centre), 0)
             sums = (whole[1], whole[2])
         elif KEPT:
-            sums = warp_sums.index(fresh(slabs * 0))  # found here, else it is spilled
-            keep_sums(sums, s1, s2, KEPT, ONCE, ROWS, COLS)
+            sums = warp_sums.index(opaque_copy(slabs * 0))  # found here, else it is spilled
+            keep_sums(sums, sum_d, sum_dt, KEPT, ONCE, ROWS, COLS)
         else:
-            sums = all_sums(s1, s2, ONCE, ROWS, COLS)
-        mail = words
-        if words is not None:
-            mail = words + ((parts + (OWN > 0)) * SPANS).to(tl.int64) * slab * bins
-        # Offsets from a fresh start are not kept from round to round: 16 bytes of spills less.
-        place_of = (above, fresh(start), columns, image, left)
+            sums = all_sums(sum_d, sum_dt, ONCE, ROWS, COLS)
+        slab_words = sum_words
+        if sum_words is not None:
+            slab_words = (
+                sum_words + ((parts + (TOTALS_COLUMNS > 0)) * SPANS).to(tl.int64) * slab * bins
+            )
+        # Offsets from an opaque copy are not kept from round to round: 16 bytes of spills less.
+        place_of = (above, opaque_copy(start), columns, image, left)
         totals = None
         if PHASE != 2:
             totals = share_sums(
-                sums, mail, place_of, sizes, partials, weights, GROUP, GROUP_SIZE, COLS, BINS,
+                sums, slab_words, place_of, sizes, partials, weights, GROUP, GROUP_SIZE, COLS, BINS,
                 SPANS, KEPT, WARPS, SOLO, FORMULA, rows, ROWS,
             )  # fmt: skip
         later = strip_of(slab + teams, now, ALIGN)
-        for number in tl.range(0, HELD + DEPTH - CHUNKS if LATE else 0):
+        for number in tl.range(0, REGISTER_TILES + DEPTH - CHUNKS if REQUEST_AFTER_PUBLISH else 0):
             slot = (turn + number + CHUNKS) % DEPTH
             copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN)
-        if FETCHED:  # what follows is made anew: 16 bytes of spills less in float32
-            fetch_tiles(x, dy, later, thread, step, FETCHED, ROWS, COLS, ALIGN, 32 * WARPS)
-            _, columns, _, image, left, _ = strip_of(fresh(slab + turn * 0), now, ALIGN)
-            place_of = (above, fresh(start), columns, image, left)
+        if L2_TILES:  # what follows is made anew: 16 bytes of spills less in float32
+            fetch_tiles(x, dy, later, thread, step, L2_TILES, ROWS, COLS, ALIGN, 32 * WARPS)
+            _, columns, _, image, left, _ = strip_of(opaque_copy(slab + turn * 0), now, ALIGN)
+            place_of = (above, opaque_copy(start), columns, image, left)
         results = (None, None, mean, rstd, old_mean, old_variance, new_mean, new_variance)
-        offered = (x, outer_step, beta_of, results, momentum) if FORMULA.forward else None
+        forward_operands = (x, outer_step, beta_of, results, momentum) if FORMULA.forward else None
         dy_factor, x_factor, constant = factors_of(
-            totals, mail, place_of, sizes, (rstd, gamma_of, dgamma, dbeta), count, eps, by_col,
-            FORMULA, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, OWN, WARPS, SOLO, PHASE,
-            offered, rows, ROWS, ALIGN,
+            totals, slab_words, place_of, sizes, (rstd, gamma_of, dgamma, dbeta), count, eps,
+            by_col, FORMULA, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, TOTALS_COLUMNS,
+            WARPS, SOLO, PHASE, forward_operands, rows, ROWS, ALIGN,
         )  # fmt: skip
-        if MEETS:  # noqa: SIM102
+        if JOINS_AT_END:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there
-                arrive(words + tally)
+                count_arrival(sum_words + arrivals)
         factors = (dy_factor, centre, x_factor, constant, before)
-        step = fresh(row_step)
-        turns = fresh(apart)
+        step = opaque_copy(row_step)
+        turns = opaque_copy(apart)
         now = (slabs, split, width, channels, start, first, limit, turns, outer_step, step)
         strip = strip_of(slab, now, ALIGN)
-        near = strip_of(slab + NEAR * teams, now, ALIGN)
-        far = strip_of(slab + FAR * teams, now, ALIGN)
+        first_later = strip_of(slab + FIRST_AHEAD * teams, now, ALIGN)
+        last_later = strip_of(slab + LAST_AHEAD * teams, now, ALIGN)
         WRITES: tl.constexpr = PHASE % 2 == 0 or SOLO
-        for chunk in (gl.static_range if FEW else tl.range)(HELD, CHUNKS):  # these make room
+        # First the tiles that make room for others.
+        for chunk in (gl.static_range if FEW else tl.range)(REGISTER_TILES, CHUNKS):
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             tile_dy, tile_x = take_own(data, slot, VECTOR, ROWS * COLS)
             if VECTOR == 4:  # float32 spills 16 bytes otherwise
                 later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
-            elif NEAR == FAR:
-                later = near
+            elif FIRST_AHEAD == LAST_AHEAD:
+                later = first_later
             else:
-                later = either(chunk + DEPTH < FAR * CHUNKS + turn * 0, near, far)
+                later = either(
+                    chunk + DEPTH < LAST_AHEAD * CHUNKS + turn * 0, first_later, last_later
+                )
             number = (chunk + DEPTH) % CHUNKS
             copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN)
             if WRITES:
                 wide = (widen(tile_dy), widen(tile_x))
                 write_tile(dx, wide, factors, strip, chunk, step, local, cols, FORMULA, ROWS, ALIGN)
-        for chunk in gl.static_range(HELD):
+        for chunk in gl.static_range(REGISTER_TILES):
             if WRITES:
-                wide = (widen_again(held[chunk][0], unknown), widen_again(held[chunk][1], unknown))
+                wide = (
+                    rewiden_opaquely(held[chunk][0], runtime_zero),
+                    rewiden_opaquely(held[chunk][1], runtime_zero),
+                )
                 write_tile(dx, wide, factors, strip, chunk, step, local, cols, FORMULA, ROWS, ALIGN)
         turn = (turn + CHUNKS) % DEPTH
     wait(slabs, 0)
-    clear_stale(stale, stale_words, thread, 32 * WARPS)
-    if MEETS and PHASE % 4 == 0:
+    clear_previous(previous_words, previous_count, thread, 32 * WARPS)
+    if JOINS_AT_END and PHASE % 4 == 0:
         join_groups(
-            words + tally, partials, (rstd, dgamma, dbeta),
+            sum_words + arrivals, partials, (rstd, dgamma, dbeta),
             (1 if EACH else images, channels * ALIGN * (images if EACH else 1), parts, GROUP_SIZE),
-            CHANNELS, PARTS, TIMES, MANY, WARPS,
+            JOIN_CHANNELS, JOIN_PARTS, JOIN_STEPS, INDEX64, WARPS,
         )  # fmt: skip

@@ -23,9 +23,9 @@ from normgrad.backends.cuda.pieces.bulk import (
     write,
 )
 from normgrad.backends.cuda.pieces.common import (
-    arrive,
     await_step_before,
-    clear_stale,
+    clear_previous,
+    count_arrival,
     load_or,
     load_weight,
     sum_pairs,
@@ -76,8 +76,8 @@ def _store_channels(
 ):
     """A program's sums of each channel: columns that lie side by side.
 
-    They meet in the ring, which nobody needs any more: two slots, or one of float32, have room.
-    What no column has goes behind them.
+    The ring, which is done with, serves as scratch: [sum_beta, sum_gamma] of ROWS x COLS float32.
+    Lanes past COLS write to a slot behind, at 2 * ROWS * COLS.
     """
     PART: tl.constexpr = min(256, triton.next_power_of_2(PIXELS))
     LANES: tl.constexpr = min(32, PART)
@@ -95,18 +95,18 @@ def _store_channels(
     channel = gl.arange(0, DOWN, gl.SliceLayout(1, box))
     pixel = gl.arange(0, PART, gl.SliceLayout(0, box))
     for done in tl.range(0, count, DOWN):
-        s1 = gl.zeros([DOWN, PART], tl.float32, box)
-        s2 = gl.zeros([DOWN, PART], tl.float32, box)
+        sum_beta = gl.zeros([DOWN, PART], tl.float32, box)
+        sum_gamma = gl.zeros([DOWN, PART], tl.float32, box)
         for piece in gl.static_range((PIXELS + PART - 1) // PART):
             there = (done + channel < count)[:, None] & (piece * PART + pixel < PIXELS)[None, :]
             at = (done + channel)[:, None] * PIXELS + (piece * PART + pixel)[None, :]
             at = ring_at(HEAD + gl.where(there, at, 0) * 4, BYTES)
-            s1 += gl.where(there, read_number(at), 0.0)
-            s2 += gl.where(there, read_number(at + 4 * ROWS * COLS), 0.0)
-        t1, t2 = sum_pairs(s1, s2, 1)
+            sum_beta += gl.where(there, read_number(at), 0.0)
+            sum_gamma += gl.where(there, read_number(at + 4 * ROWS * COLS), 0.0)
+        total_beta, total_gamma = sum_pairs(sum_beta, sum_gamma, 1)
         to = _sums_of(partials, first + done + channel, total)
-        gl.store(to, t2, mask=done + channel < count)
-        gl.store(to + total, t1, mask=done + channel < count)
+        gl.store(to, total_gamma, mask=done + channel < count)
+        gl.store(to + total, total_beta, mask=done + channel < count)
 
 
 @jit
@@ -118,12 +118,12 @@ def _sums_of(partials, channel, total):
 @jit
 def _distance(
     x, origin, places, chunk: tl.constexpr, CHUNK: tl.constexpr, CUT: tl.constexpr,
-    EVEN: tl.constexpr,
+    FULL_SETS: tl.constexpr,
 ):  # fmt: skip
     """How far the elements of a tile are from a number of each row; 0 where there is none."""
     row, end, column, length = places
     t = x - origin[:, None]
-    if chunk == CUT or not EVEN:
+    if chunk == CUT or not FULL_SETS:
         ok = _inside(row, end, chunk * CHUNK + column, length, chunk == CUT)
         t = gl.where(ok, t, 0.0)
     return t
@@ -137,7 +137,7 @@ def _normalize(
     places,
     y_row,
     weights,
-    shifts,
+    biases,
     inverse,
     eps,
     FORMULA: tl.constexpr,
@@ -145,8 +145,8 @@ def _normalize(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     CUT: tl.constexpr,
-    EVEN: tl.constexpr,
-    ONE: tl.constexpr,
+    FULL_SETS: tl.constexpr,
+    GAMMA_PER_ROW: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
     """Forward: the statistics of a set of rows in registers, then y."""
@@ -154,26 +154,26 @@ def _normalize(
     row, end, column, length = places
     mu = base * 0.0
     if FORMULA.has_mean:
-        s1 = _distance(xs[0], base, places, 0, CHUNK, CUT, EVEN)
+        sum_t = _distance(xs[0], base, places, 0, CHUNK, CUT, FULL_SETS)
         for chunk in gl.static_range(1, CHUNKS):
-            s1 += _distance(xs[chunk], base, places, chunk, CHUNK, CUT, EVEN)
-        mu = base + tl.sum(s1, 1) * inverse
-    t = _distance(xs[0], mu, places, 0, CHUNK, CUT, EVEN)
-    s2 = t * t
+            sum_t += _distance(xs[chunk], base, places, chunk, CHUNK, CUT, FULL_SETS)
+        mu = base + tl.sum(sum_t, 1) * inverse
+    t = _distance(xs[0], mu, places, 0, CHUNK, CUT, FULL_SETS)
+    sum_tt = t * t
     for chunk in gl.static_range(1, CHUNKS):
-        t = _distance(xs[chunk], mu, places, chunk, CHUNK, CUT, EVEN)
-        s2 += t * t
+        t = _distance(xs[chunk], mu, places, chunk, CHUNK, CUT, FULL_SETS)
+        sum_tt += t * t
     made = (None, None, mean, rstd, None, None, None, None)
-    moments = (length + mu * 0.0, mu, tl.sum(s2, 1))
+    moments = (length + mu * 0.0, mu, tl.sum(sum_tt, 1))
     mu, rs = store_statistics(made, row, moments, 0.0, eps, row < end, VARIANCE)
     if y is not None:
         to = y + row.to(tl.int64)[:, None] * y_row * ALIGN + column[None, :]
         for chunk in gl.static_range(CHUNKS):
-            weight = weights if ONE else weights[chunk]
-            shift = shifts if ONE else shifts[chunk]
+            weight = weights if GAMMA_PER_ROW else weights[chunk]
+            bias = biases if GAMMA_PER_ROW else biases[chunk]
             t = FORMULA.centred(xs[chunk], mu[:, None])
-            result = output(FORMULA, t, rs[:, None] * weight, shift).to(y.dtype.element_ty)
-            if chunk == CUT or not EVEN:
+            result = output(FORMULA, t, rs[:, None] * weight, bias).to(y.dtype.element_ty)
+            if chunk == CUT or not FULL_SETS:
                 ok = _inside(row, end, chunk * CHUNK + column, length, chunk == CUT)
                 gl.store(to + chunk * CHUNK, result, mask=ok)
             else:
@@ -192,10 +192,10 @@ def whole_rows(
     partials,  # [parts, 2, columns or channels]: dgamma and dbeta of some rows
     dgamma,
     dbeta,
-    words,  # none but the count of arrivals
-    stale,  # words of the call before, to be cleared for the next
-    stale_words,
-    tally,
+    sum_words,  # none but the count of arrivals
+    previous_words,  # words of the call before, to be cleared for the next
+    previous_count,
+    arrivals,
     rows,
     cols,  # over ALIGN
     groups,  # of a sample; None in layer norm
@@ -220,15 +220,15 @@ def whole_rows(
     PACKED: tl.constexpr,  # rows lie one after another
     SHIFTED: tl.constexpr,  # and sets start anywhere
     RAGGED: tl.constexpr,  # and the last of them ends there
-    EVEN: tl.constexpr,  # so many rows that all sets are full
-    NOTED: tl.constexpr,  # rows whose statistics there is room for, a power of two
+    FULL_SETS: tl.constexpr,  # so many rows that all sets are full
+    STATISTICS_ROWS: tl.constexpr,  # rows whose statistics there is room for, a power of two
     AGAIN: tl.constexpr,  # a block has more
     ALIGN: tl.constexpr,
     WARPS: tl.constexpr,
-    MEETS: tl.constexpr,  # the programs wait for each other and join their sums
-    DOWN: tl.constexpr,  # of these in tiles of DOWN programs
-    TIMES: tl.constexpr,  # so often
-    WIDTH: tl.constexpr,  # and so many columns
+    JOINS_AT_END: tl.constexpr,  # the programs wait for each other and join their sums
+    JOIN_ROWS: tl.constexpr,  # of these in tiles of JOIN_ROWS programs
+    JOIN_STEPS: tl.constexpr,  # so often
+    JOIN_COLUMNS: tl.constexpr,  # and so many columns
     EARLY: tl.constexpr,  # the count of arrivals is cleared meanwhile
     PHASE: tl.constexpr,  # 0; in the interpreter 3: rows, 4: the joint sums
 ):
@@ -237,12 +237,12 @@ def whole_rows(
     In group norm some groups of one sample, then the same of every ``parts`` samples further.
     """
     NOTES: tl.constexpr = HEAD + DEPTH * SLOT
-    BYTES: tl.constexpr = NOTES + 8 * NOTED
+    BYTES: tl.constexpr = NOTES + 8 * STATISTICS_ROWS
     ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     CUT: tl.constexpr = COLS // CHUNK  # the tile that is there in part, if there is one
     GROUP: tl.constexpr = groups is not None
-    ONE: tl.constexpr = GROUP and PIXELS == COLS  # instance norm: a row has one gamma
-    HELD: tl.constexpr = ROWS if STACKED or GROUP else 1  # rows of the sums of columns
+    GAMMA_PER_ROW: tl.constexpr = GROUP and PIXELS == COLS  # instance norm: a row has one gamma
+    SUM_ROWS: tl.constexpr = ROWS if STACKED or GROUP else 1  # rows of the sums of columns
     BELOW: tl.constexpr = WARPS if STACKED else 1  # warps one below the other
     LANES: tl.constexpr = CHUNK // VECTOR * BELOW // WARPS
     tile: tl.constexpr = gl.BlockedLayout(
@@ -290,17 +290,17 @@ def whole_rows(
     sums_gamma = ()
     sums_beta = ()
     weights = ()
-    shifts = ()
-    if ONE:
+    biases = ()
+    if GAMMA_PER_ROW:
         weights = load_weight(FORMULA, gamma, member, local < height, tl.float32)[:, None]
-        shifts = load_or(beta, member, local < height, 0.0, tl.float32)[:, None]
+        biases = load_or(beta, member, local < height, 0.0, tl.float32)[:, None]
         sums_gamma = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
         sums_beta = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))
     else:
         for chunk in gl.static_range(CHUNKS):
             if partials is not None:
-                sums_gamma = sums_gamma + (gl.zeros([HELD, CHUNK], tl.float32, tile),)
-                sums_beta = sums_beta + (gl.zeros([HELD, CHUNK], tl.float32, tile),)
+                sums_gamma = sums_gamma + (gl.zeros([SUM_ROWS, CHUNK], tl.float32, tile),)
+                sums_beta = sums_beta + (gl.zeros([SUM_ROWS, CHUNK], tl.float32, tile),)
             at = (chunk * CHUNK + column)[None, :]
             known = at < length
             if GROUP:
@@ -308,7 +308,7 @@ def whole_rows(
                 at = member[:, None] * (COLS // PIXELS) + at // PIXELS
             weights = weights + (load_weight(FORMULA, gamma, at, known, tl.float32),)
             if FORMULA.forward or FORMULA.acts:
-                shifts = shifts + (load_or(beta, at, known, 0.0, tl.float32),)
+                biases = biases + (load_or(beta, at, known, 0.0, tl.float32),)
     # Where this thread's elements are in the first slot; what lies behind a row is not read.
     vectors = (column // VECTOR * VECTOR)[None, :]
     first_x = HEAD + local[:, None] * (COLS * ITEM)
@@ -316,7 +316,7 @@ def whole_rows(
     at_x = ring_at(first_x + vectors * ITEM, BYTES)
     at_dy = ring_at(first_dy + vectors * ITEM, BYTES)
     if FORMULA.forward:
-        at_near = ring_at(HEAD + local * (COLS * ITEM), BYTES)
+        at_row_base = ring_at(HEAD + local * (COLS * ITEM), BYTES)
     last_x, last_dy = at_x, at_dy
     if CUT < CHUNKS:
         vectors = gl.minimum(vectors, COLS - CUT * CHUNK - VECTOR)
@@ -326,15 +326,17 @@ def whole_rows(
     notes = base + NOTES
     noted = program * 0
     if not FORMULA.forward:
-        note_statistics(mean, rstd, start, stride, rows, notes, thread, ROWS, NOTED)
+        note_statistics(mean, rstd, start, stride, rows, notes, thread, ROWS, STATISTICS_ROWS)
     place = program
     await_step_before(EARLY)  # it cleared the count
     slot = program * 0
     turn = thread * 0
     for first in tl.range(start, rows, stride):
         if AGAIN:  # noqa: SIM102
-            if noted == NOTED:
-                note_statistics(mean, rstd, first, stride, rows, notes, thread, ROWS, NOTED)
+            if noted == STATISTICS_ROWS:
+                note_statistics(
+                    mean, rstd, first, stride, rows, notes, thread, ROWS, STATISTICS_ROWS
+                )
                 noted = 0
         row = first + local
         end = tl.minimum(first + height, rows)
@@ -343,11 +345,11 @@ def whole_rows(
             origin += shift_of(first, COLS * ITEM)
         if not FORMULA.forward:
             mu = read_number(at_mean + noted * 4)[:, None]
-            rs = read_number(at_mean + (noted + NOTED) * 4)[:, None]
+            rs = read_number(at_mean + (noted + STATISTICS_ROWS) * 4)[:, None]
             noted += ROWS
         await_turn(base + slot * 8, turn)
-        s1 = gl.zeros([ROWS, CHUNK], tl.float32, tile)
-        s2 = gl.zeros([ROWS, CHUNK], tl.float32, tile)
+        sum_d = gl.zeros([ROWS, CHUNK], tl.float32, tile)
+        sum_dt = gl.zeros([ROWS, CHUNK], tl.float32, tile)
         xs = ()
         gs = ()
         next_gamma = ()
@@ -363,7 +365,7 @@ def whole_rows(
             else:
                 wide = widen(read(from_dy + far, dy, VECTOR))
             if not FORMULA.forward:
-                if chunk == CUT or not EVEN:
+                if chunk == CUT or not FULL_SETS:
                     ok = _inside(row, end, chunk * CHUNK + column, length, chunk == CUT)
                     wide_x = gl.where(ok, wide_x, mu)
                     wide = gl.where(ok, wide, 0.0)
@@ -371,37 +373,37 @@ def whole_rows(
                 xhat = t * rs
                 xs = xs + (xhat,)
                 if FORMULA.acts:
-                    weight = weights if ONE else weights[chunk]
-                    shift = shifts if ONE else shifts[chunk]
-                    wide = through(FORMULA, wide, t, rs * weight, shift)
+                    weight = weights if GAMMA_PER_ROW else weights[chunk]
+                    bias = biases if GAMMA_PER_ROW else biases[chunk]
+                    wide = through(FORMULA, wide, t, rs * weight, bias)
                 wide, product = FORMULA.terms(wide, xhat)
-                if ONE:
-                    s1 += wide
-                    s2 += product
+                if GAMMA_PER_ROW:
+                    sum_d += wide
+                    sum_dt += product
                     gs = gs + (wide,)
                 else:
                     if dx is not None:
                         g = wide * weights[chunk]
-                        d1, d2 = FORMULA.terms(g, xhat)
-                        s1 += d1
-                        s2 += d2
+                        term_d, term_dt = FORMULA.terms(g, xhat)
+                        sum_d += term_d
+                        sum_dt += term_dt
                         gs = gs + (g,)
                     if partials is not None:
-                        if HELD < ROWS:  # a thread has all rows of its columns
+                        if SUM_ROWS < ROWS:  # a thread has all rows of its columns
                             product = gl.sum(product, 0)[None, :]
                             wide = gl.sum(wide, 0)[None, :]
                         next_gamma = next_gamma + (sums_gamma[chunk] + product,)
                         next_beta = next_beta + (sums_beta[chunk] + wide,)
         if FORMULA.forward:
-            near = read(at_near + origin, x, 1).to(tl.float32)
+            row_base = read(at_row_base + origin, x, 1).to(tl.float32)
         else:
-            if ONE or dx is not None:
-                t1, t2 = sum_pairs(s1, s2, 1)
-            scale = rs
-            if ONE:
-                next_gamma = sums_gamma + t2
-                next_beta = sums_beta + t1
-                scale = rs * weights
+            if GAMMA_PER_ROW or dx is not None:
+                row_d, row_dt = sum_pairs(sum_d, sum_dt, 1)
+            dy_factor = rs
+            if GAMMA_PER_ROW:
+                next_gamma = sums_gamma + row_dt
+                next_beta = sums_beta + row_d
+                dy_factor = rs * weights
             sums_gamma = next_gamma
             sums_beta = next_beta
         all_read(slot)
@@ -413,7 +415,7 @@ def whole_rows(
         if partials is not None:  # noqa: SIM102
             if first + stride >= rows:  # dx follows, but all sums are there
                 sums = partials + part.to(tl.int64) * SAMPLES * 2 * total
-                if ONE:
+                if GAMMA_PER_ROW:
                     to_sums = _sums_of(sums, group + local, total)
                     gl.store(to_sums, sums_gamma, mask=local < height)
                     gl.store(to_sums + total, sums_beta, mask=local < height)
@@ -425,22 +427,22 @@ def whole_rows(
                     )  # fmt: skip
                 else:
                     _store_columns(sums, sums_gamma, sums_beta, column, length, CHUNK, CHUNKS)
-                place = arrive(words + tally)
+                place = count_arrival(sum_words + arrivals)
         if FORMULA.forward:
             results = (dx, mean, rstd)
             places = (row, end, column, length)
             _normalize(
-                xs, near, results, places, dx_row, weights, shifts, inverse, eps,
-                FORMULA, VARIANCE, CHUNK, CHUNKS, CUT, EVEN, ONE, ALIGN,
+                xs, row_base, results, places, dx_row, weights, biases, inverse, eps,
+                FORMULA, VARIANCE, CHUNK, CHUNKS, CUT, FULL_SETS, GAMMA_PER_ROW, ALIGN,
             )  # fmt: skip
         elif dx is not None:
-            mean_d, mean_dt = (t1 * inverse)[:, None], (t2 * inverse)[:, None]
-            x_factor, constant = FORMULA.coefficients(mean_d, mean_dt, scale)
+            mean_d, mean_dt = (row_d * inverse)[:, None], (row_dt * inverse)[:, None]
+            x_factor, constant = FORMULA.coefficients(mean_d, mean_dt, dy_factor)
             to = dx + row.to(tl.int64)[:, None] * dx_row * ALIGN + column[None, :]
             for chunk in gl.static_range(CHUNKS):
-                result = FORMULA.element(gs[chunk], xs[chunk], scale, x_factor, constant)
+                result = FORMULA.element(gs[chunk], xs[chunk], dy_factor, x_factor, constant)
                 result = result.to(dx.dtype.element_ty)
-                if chunk == CUT or not EVEN:
+                if chunk == CUT or not FULL_SETS:
                     ok = _inside(row, end, chunk * CHUNK + column, length, chunk == CUT)
                     gl.store(to + chunk * CHUNK, result, mask=ok)
                 else:
@@ -448,11 +450,11 @@ def whole_rows(
         slot += 1
         turn = tl.where(slot == DEPTH, turn ^ 1, turn)
         slot = tl.where(slot == DEPTH, 0, slot)
-    if MEETS:
-        clear_stale(stale, stale_words, thread, 32 * WARPS)
+    if JOINS_AT_END:
+        clear_previous(previous_words, previous_count, thread, 32 * WARPS)
         # Those that come last, whom everybody waits for, have little or nothing to add up.
-        if place < tl.cdiv(total, WIDTH) and PHASE % 4 == 0:
+        if place < tl.cdiv(total, JOIN_COLUMNS) and PHASE % 4 == 0:
             join_slices(
-                words + tally, thread, (partials, dgamma, dbeta), (parts * SAMPLES, total), place,
-                gl.num_programs(0), DOWN, TIMES, WIDTH, WARPS,
+                sum_words + arrivals, thread, (partials, dgamma, dbeta), (parts * SAMPLES, total),
+                place, gl.num_programs(0), JOIN_ROWS, JOIN_STEPS, JOIN_COLUMNS, WARPS,
             )  # fmt: skip

@@ -3,7 +3,12 @@
 A block has a range of columns and adds up the parameter gradients of these in registers over all
 its rows. Rows are copied to shared memory RING steps ahead; a step that is done makes room for a
 later one. A block publishes its sums of a row LAG steps before it needs its partners': the exchange
-takes 2 to 3 us, in which everybody has other rows to work on.
+takes 2 to 3 us, in which all blocks have other rows to work on.
+
+Step s    publishes the sums of row s
+          waits for the words of row s - LAG (`earlier`) and writes its dx
+          peeks at those of row s - LAG + 1 (`soon`), for the next step
+          refills the slot of row s - LAG with row s - LAG + RING (`after`)
 """
 
 import triton
@@ -12,14 +17,14 @@ import triton.language as tl
 from normgrad.backends.cuda.activations import through
 from normgrad.backends.cuda.pieces.common import (
     INTERPRETED,
-    arrive,
     await_step_before,
     await_words,
-    clear_stale,
+    clear_previous,
+    count_arrival,
     load_or,
     load_weight,
-    look_at_words,
     pack_pair,
+    peek_words,
     publish,
     sum_pairs,
     unpack_pair,
@@ -46,7 +51,7 @@ def _request(
     COLS: tl.constexpr,
     CHUNKS: tl.constexpr,
     ALIGN: tl.constexpr,
-    EVEN: tl.constexpr,
+    COLS_FILL_TILES: tl.constexpr,
 ):
     """Start copying all that a step needs; a row that does not exist becomes zeros.
 
@@ -60,7 +65,7 @@ def _request(
     from_x = x + far * x_row * ALIGN + column
     from_dy = dy + far * dy_row * ALIGN + column
     for chunk in gl.static_range(CHUNKS):
-        mask = there if EVEN else there & (column < limit - chunk * COLS)
+        mask = there if COLS_FILL_TILES else there & (column < limit - chunk * COLS)
         to_x, to_dy = tiles_x[chunk].index(slot), tiles_dy[chunk].index(slot)
         async_copy.async_copy_global_to_shared(to_x, from_x + chunk * COLS, mask)
         async_copy.async_copy_global_to_shared(to_dy, from_dy + chunk * COLS, mask)
@@ -80,10 +85,10 @@ def layer_teams(
     gamma,
     beta,
     partials,  # [teams, 2, cols]: dgamma and dbeta of each team's rows
-    words,  # [rows, team]
-    stale,  # words of the call before, to be cleared for the next
-    stale_words,
-    tally,  # the word that counts arrivals
+    sum_words,  # [rows, team]
+    previous_words,  # words of the call before, to be cleared for the next
+    previous_count,
+    arrivals,  # the word that counts arrivals
     dgamma,
     dbeta,
     rows,
@@ -101,13 +106,13 @@ def layer_teams(
     LAG: tl.constexpr,  # steps between the sums and the gradient of a row
     VECTOR: tl.constexpr,  # elements of 16 bytes
     WARPS: tl.constexpr,
-    EVEN: tl.constexpr,  # the tiles cover the columns exactly
+    COLS_FILL_TILES: tl.constexpr,  # the tiles cover the columns exactly
     ALIGN: tl.constexpr,
     EARLY: tl.constexpr,  # the words are cleared meanwhile
-    MEETS: tl.constexpr,  # the blocks wait for each other and join the teams' sums
-    DOWN: tl.constexpr,  # of these in tiles of DOWN teams
-    TIMES: tl.constexpr,  # so often
-    WIDTH: tl.constexpr,  # and so many columns
+    JOINS_AT_END: tl.constexpr,  # the blocks wait for each other and join the teams' sums
+    JOIN_ROWS: tl.constexpr,  # of these in tiles of JOIN_ROWS teams
+    JOIN_STEPS: tl.constexpr,  # so often
+    JOIN_COLUMNS: tl.constexpr,  # and so many columns
     PHASE: tl.constexpr,  # 0; in the interpreter 1: sums, 2: gradient, 4: the joint sums
 ):
     """Step ``s`` of a team has the row ``its number + s * teams``."""
@@ -123,23 +128,23 @@ def layer_teams(
         tiles_x = tiles_x + (gl.allocate_shared_memory(x.dtype.element_ty, [RING, COLS], flat),)
         tiles_dy = tiles_dy + (gl.allocate_shared_memory(dy.dtype.element_ty, [RING, COLS], flat),)
     centres = gl.allocate_shared_memory(tl.float32, [RING, 1], flat)
-    scales = gl.allocate_shared_memory(tl.float32, [RING, 1], flat)
+    rstds = gl.allocate_shared_memory(tl.float32, [RING, 1], flat)
     length = cols * ALIGN
     inverse = 1.0 / length
     member = gl.program_id(0) % team
     first = gl.program_id(0) // team
     column = member * width * ALIGN + gl.arange(0, COLS, tile)
     limit = tl.minimum(length, (member + 1) * width * ALIGN)
-    shared = (centres, scales)
+    shared = (centres, rstds)
     data = (x, dy, mean, rstd)
     part = (rows, column, limit, x_row, dy_row, gl.arange(0, 1, tile))
     for ahead in gl.static_range(RING):
         row = first + ahead * teams
         _request(
-            tiles_x, tiles_dy, shared, data, part, ahead, row, COLS, CHUNKS, ALIGN, EVEN
+            tiles_x, tiles_dy, shared, data, part, ahead, row, COLS, CHUNKS, ALIGN, COLS_FILL_TILES
         )  # fmt: skip
     weights = ()
-    shifts = ()
+    biases = ()
     sums_gamma = ()
     sums_beta = ()
     for chunk in gl.static_range(CHUNKS):
@@ -147,7 +152,7 @@ def layer_teams(
         weight = load_weight(FORMULA, gamma, column + chunk * COLS, ok, tl.float32)
         weights = weights + (weight,)
         if FORMULA.acts:
-            shifts = shifts + (load_or(beta, column + chunk * COLS, ok, 0.0, tl.float32),)
+            biases = biases + (load_or(beta, column + chunk * COLS, ok, 0.0, tl.float32),)
         if partials is not None:
             sums_gamma = sums_gamma + (gl.zeros([COLS], tl.float32, tile),)
             sums_beta = sums_beta + (gl.zeros([COLS], tl.float32, tile),)
@@ -159,9 +164,9 @@ def layer_teams(
         async_copy.wait_group(RING - 1 - LAG)
         slot = step % RING
         mu = centres.index(slot).load(tile) if mean is not None else 0.0
-        rs = scales.index(slot).load(tile)
-        s1 = gl.zeros([COLS], tl.float32, tile)
-        s2 = gl.zeros([COLS], tl.float32, tile)
+        rs = rstds.index(slot).load(tile)
+        sum_d = gl.zeros([COLS], tl.float32, tile)
+        sum_dt = gl.zeros([COLS], tl.float32, tile)
         next_gamma = ()
         next_beta = ()
         for chunk in gl.static_range(CHUNKS):  # zeros beyond the last row: they add nothing
@@ -169,42 +174,48 @@ def layer_teams(
             t = FORMULA.centred(widen(tiles_x[chunk].index(slot).load(tile)), mu)
             xhat = t * rs
             if FORMULA.acts:
-                wide = through(FORMULA, wide, t, rs * weights[chunk], shifts[chunk])
-            d1, d2 = FORMULA.terms(wide * weights[chunk], xhat)
-            s1 += d1
-            s2 += d2
+                wide = through(FORMULA, wide, t, rs * weights[chunk], biases[chunk])
+            term_d, term_dt = FORMULA.terms(wide * weights[chunk], xhat)
+            sum_d += term_d
+            sum_dt += term_dt
             if partials is not None:
-                d1, d2 = FORMULA.terms(wide, xhat)
-                next_gamma = next_gamma + (sums_gamma[chunk] + d2,)
-                next_beta = next_beta + (sums_beta[chunk] + d1,)
+                term_d, term_dt = FORMULA.terms(wide, xhat)
+                next_gamma = next_gamma + (sums_gamma[chunk] + term_dt,)
+                next_beta = next_beta + (sums_beta[chunk] + term_d,)
         if PHASE != 2:
             sums_gamma = next_gamma
             sums_beta = next_beta
         # A thread's own numbers first: what is left is one for each thread.
-        s1, s2 = sum_pairs(gl.reshape(s1, [THREADS, VECTOR]), gl.reshape(s2, [THREADS, VECTOR]), 1)
+        sum_d, sum_dt = sum_pairs(
+            gl.reshape(sum_d, [THREADS, VECTOR]), gl.reshape(sum_dt, [THREADS, VECTOR]), 1
+        )
         earlier = row - LAG * teams
-        u1, u2 = s1, s2
+        partner_d, partner_dt = sum_d, sum_dt
         if PHASE != 1:
             # The partners' sums of an earlier row were looked at in the step before.
             wanted = (partner < team) & (earlier >= 0)
-            mail = words + earlier.to(tl.int64) * team + partner
-            u1, u2 = unpack_pair(await_words(mail, wanted, 1, seen))
+            row_words = sum_words + earlier.to(tl.int64) * team + partner
+            partner_d, partner_dt = unpack_pair(await_words(row_words, wanted, 1, seen))
             soon = earlier + teams
             expected = (partner < team) & (soon >= 0) & (soon < rows)
-            seen = look_at_words(words + soon.to(tl.int64) * team + partner, expected)
+            seen = peek_words(sum_words + soon.to(tl.int64) * team + partner, expected)
         if INTERPRETED:
-            s1, s2 = sum_pairs(s1, s2, 0)
-            u1, u2 = sum_pairs(u1, u2, 0)
+            sum_d, sum_dt = sum_pairs(sum_d, sum_dt, 0)
+            partner_d, partner_dt = sum_pairs(partner_d, partner_dt, 0)
         else:
-            u1 = gl.convert_layout(u1, s1.type.layout)
-            u2 = gl.convert_layout(u2, s1.type.layout)
-            s1, s2, u1, u2 = gl.reduce((s1, s2, u1, u2), 0, _add_fours)
+            partner_d = gl.convert_layout(partner_d, sum_d.type.layout)
+            partner_dt = gl.convert_layout(partner_dt, sum_d.type.layout)
+            sum_d, sum_dt, partner_d, partner_dt = gl.reduce(
+                (sum_d, sum_dt, partner_d, partner_dt), 0, _add_fours
+            )
         if PHASE != 2:
-            publish(words + row.to(tl.int64) * team + member, pack_pair(s1, s2), row < rows)
+            publish(
+                sum_words + row.to(tl.int64) * team + member, pack_pair(sum_d, sum_dt), row < rows
+            )
         if step >= LAG:
             done = (step - LAG) % RING
             centre = centres.index(done).load(tile) if mean is not None else 0.0
-            factor = scales.index(done).load(tile)
+            factor = rstds.index(done).load(tile)
             again_x = ()
             again_dy = ()
             for chunk in gl.static_range(CHUNKS):
@@ -212,9 +223,12 @@ def layer_teams(
                 again_dy = again_dy + (tiles_dy[chunk].index(done).load(tile),)
             after = earlier + RING * teams
             _request(
-                tiles_x, tiles_dy, shared, data, part, done, after, COLS, CHUNKS, ALIGN, EVEN
+                tiles_x, tiles_dy, shared, data, part, done, after, COLS, CHUNKS, ALIGN,
+                COLS_FILL_TILES
             )  # fmt: skip
-            x_factor, constant = FORMULA.coefficients(u1 * inverse, u2 * inverse, factor)
+            x_factor, constant = FORMULA.coefficients(
+                partner_d * inverse, partner_dt * inverse, factor
+            )
             x_factor *= factor  # of numbers that are not divided by the deviation
             to = dx + earlier.to(tl.int64) * dx_row * ALIGN + column
             for chunk in gl.static_range(CHUNKS):
@@ -222,10 +236,10 @@ def layer_teams(
                 dy_factor = weights[chunk] * factor
                 d = widen(again_dy[chunk])
                 if FORMULA.acts:
-                    d = through(FORMULA, d, t, dy_factor, shifts[chunk])
+                    d = through(FORMULA, d, t, dy_factor, biases[chunk])
                 result = FORMULA.element(d, t, dy_factor, x_factor, constant)
                 if PHASE != 1:
-                    mask = None if EVEN else column < limit - chunk * COLS
+                    mask = None if COLS_FILL_TILES else column < limit - chunk * COLS
                     gl.store(to + chunk * COLS, result.to(dx.dtype.element_ty), mask=mask)
     async_copy.wait_group(0)
     if partials is not None and PHASE < 2:
@@ -234,11 +248,11 @@ def layer_teams(
             ok = column < limit - chunk * COLS
             gl.store(base + chunk * COLS, sums_gamma[chunk], mask=ok)
             gl.store(base + length + chunk * COLS, sums_beta[chunk], mask=ok)
-    if MEETS:
-        arrive(words + tally)
-    clear_stale(stale, stale_words, partner, THREADS)
-    if MEETS and PHASE % 4 == 0:
+    if JOINS_AT_END:
+        count_arrival(sum_words + arrivals)
+    clear_previous(previous_words, previous_count, partner, THREADS)
+    if JOINS_AT_END and PHASE % 4 == 0:
         join_slices(
-            words + tally, partner, (partials, dgamma, dbeta), (teams, length), gl.program_id(0),
-            team * teams, DOWN, TIMES, WIDTH, WARPS,
+            sum_words + arrivals, partner, (partials, dgamma, dbeta), (teams, length),
+            gl.program_id(0), team * teams, JOIN_ROWS, JOIN_STEPS, JOIN_COLUMNS, WARPS,
         )  # fmt: skip

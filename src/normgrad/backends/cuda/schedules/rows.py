@@ -6,10 +6,10 @@ import triton.language as tl
 from normgrad.backends.cuda.activations import output, through
 from normgrad.backends.cuda.pieces.common import (
     add_rounded,
-    arrive,
     await_all,
     await_step_before,
-    clear_stale,
+    clear_previous,
+    count_arrival,
     load_or,
     load_weight,
     store_as,
@@ -98,8 +98,8 @@ def _normalize(
     ok = row < rows
     far = row.to(tl.int64)
     tiles = ()
-    s1 = tl.zeros([ROWS, CHUNK], COMPUTE)
-    s2 = tl.zeros([ROWS, CHUNK], COMPUTE)
+    sum_t = tl.zeros([ROWS, CHUNK], COMPUTE)
+    sum_tt = tl.zeros([ROWS, CHUNK], COMPUTE)
     for chunk in tl.static_range(CHUNKS):
         tile = _tile(x, row, rows, x_row, chunk, length, CHUNK, ALIGN, "")
         if residual is not None:
@@ -119,24 +119,24 @@ def _normalize(
             base = base.to(x.dtype.element_ty).to(COMPUTE)
         for chunk in tl.static_range(CHUNKS):
             there = (chunk * CHUNK + tl.arange(0, CHUNK) < length)[None, :]
-            s1 += tl.where(there, tiles[chunk] - base[:, None], 0.0)
-        mu = base + tl.sum(s1, 1) / length
+            sum_t += tl.where(there, tiles[chunk] - base[:, None], 0.0)
+        mu = base + tl.sum(sum_t, 1) / length
     for chunk in tl.static_range(CHUNKS):
         there = (chunk * CHUNK + tl.arange(0, CHUNK) < length)[None, :]
         t = tl.where(there, FORMULA.centred(tiles[chunk], mu[:, None]), 0.0)
-        s2 += t * t
+        sum_tt += t * t
     count = (row * 0 + length).to(COMPUTE)
     made = (None, None, mean, rstd, None, None, None, None)
-    moments = (count, mu, tl.sum(s2, 1))
+    moments = (count, mu, tl.sum(sum_tt, 1))
     mu, rs = store_statistics(made, row, moments, 0.0, eps, ok, VARIANCE)
     if y is not None:
         for chunk in tl.static_range(CHUNKS):
             at = chunk * CHUNK + tl.arange(0, CHUNK)
             # Loaded here they take no registers meanwhile.
             weight = load_weight(FORMULA, gamma, at, at < length, COMPUTE)[None, :]
-            shift = load_or(beta, at, at < length, 0.0, COMPUTE)[None, :]
+            bias = load_or(beta, at, at < length, 0.0, COMPUTE)[None, :]
             t = FORMULA.centred(tiles[chunk], mu[:, None])
-            result = output(FORMULA, t, rs[:, None] * weight, shift)
+            result = output(FORMULA, t, rs[:, None] * weight, bias)
             to = y + far[:, None] * y_row * ALIGN + at[None, :]
             store_as(to, 0, result, ok[:, None] & (at < length)[None, :])
 
@@ -155,10 +155,10 @@ def layer_rows(
     partials,  # [programs, 2, cols]: dgamma and dbeta of each program
     dgamma,
     dbeta,
-    words,  # none but the count of arrivals
-    stale,  # words of the call before, to be cleared for the next
-    stale_words,
-    tally,
+    sum_words,  # none but the count of arrivals
+    previous_words,  # words of the call before, to be cleared for the next
+    previous_count,
+    arrivals,
     rows,
     cols,  # over ALIGN
     programs,
@@ -178,13 +178,13 @@ def layer_rows(
     COMPUTE: tl.constexpr,
     FORMULA: tl.constexpr,
     VARIANCE: tl.constexpr,  # the variance is wanted in the place of rstd
-    AHEAD: tl.constexpr,  # the next rows come to registers while these are at work
+    PRELOAD_ROWS: tl.constexpr,  # the next rows come to registers while these are at work
     FOLD: tl.constexpr,  # a thread holds all rows of its columns: add them up at once
     WARPS: tl.constexpr,
-    MEETS: tl.constexpr,  # the programs wait for each other and join their sums
-    DOWN: tl.constexpr,  # of these in tiles of DOWN programs
-    TIMES: tl.constexpr,  # so often
-    WIDTH: tl.constexpr,  # and so many columns
+    JOINS_AT_END: tl.constexpr,  # the programs wait for each other and join their sums
+    JOIN_ROWS: tl.constexpr,  # of these in tiles of JOIN_ROWS programs
+    JOIN_STEPS: tl.constexpr,  # so often
+    JOIN_COLUMNS: tl.constexpr,  # and so many columns
     EARLY: tl.constexpr,  # the count of arrivals is cleared meanwhile
     PHASE: tl.constexpr,  # 0; in the interpreter 3: rows, 4: the joint sums
 ):
@@ -203,24 +203,24 @@ def layer_rows(
     local = tl.arange(0, ROWS)
     sums_gamma = ()
     sums_beta = ()
-    held: tl.constexpr = 1 if FOLD else ROWS
+    sum_rows: tl.constexpr = 1 if FOLD else ROWS
     weights = ()
-    shifts = ()
+    biases = ()
     for chunk in tl.static_range(CHUNKS):
         if partials is not None:
-            sums_gamma = sums_gamma + (tl.zeros([held, CHUNK], COMPUTE),)
-            sums_beta = sums_beta + (tl.zeros([held, CHUNK], COMPUTE),)
+            sums_gamma = sums_gamma + (tl.zeros([sum_rows, CHUNK], COMPUTE),)
+            sums_beta = sums_beta + (tl.zeros([sum_rows, CHUNK], COMPUTE),)
         at = chunk * CHUNK + column
         if not FORMULA.forward:
             weight = load_weight(FORMULA, gamma, at, at < length, COMPUTE)
             weights = weights + (weight[None, :],)
             if FORMULA.acts:
-                shifts = shifts + (load_or(beta, at, at < length, 0.0, COMPUTE)[None, :],)
+                biases = biases + (load_or(beta, at, at < length, 0.0, COMPUTE)[None, :],)
     start = number * ROWS if PHASE != 4 else rows
     if each is not None:
         start += sample * each
     data = (dy, x, mean, rstd, dy_row, x_row)
-    if AHEAD:
+    if PRELOAD_ROWS:
         coming = _fetch(data, start + local, last, length, CHUNK, CHUNKS, ALIGN, COMPUTE)
     for first in tl.range(start, last, step * ROWS, num_stages=STAGES):
         row = first + local
@@ -232,7 +232,7 @@ def layer_rows(
                 FORMULA, ROWS, CHUNK, CHUNKS, ALIGN, VARIANCE, COMPUTE,
             )  # fmt: skip
         else:
-            if AHEAD:
+            if PRELOAD_ROWS:
                 mu, rs, tiles_x, tiles_dy = coming
                 later = row + step * ROWS
                 coming = _fetch(data, later, last, length, CHUNK, CHUNKS, ALIGN, COMPUTE)
@@ -240,15 +240,15 @@ def layer_rows(
                 mu, rs = _statistics(mean, rstd, row, last, COMPUTE)
             row_ok = row < last
             far = row.to(tl.int64)[:, None]
-            s1 = tl.zeros([ROWS, CHUNK], COMPUTE)
-            s2 = tl.zeros([ROWS, CHUNK], COMPUTE)
+            sum_d = tl.zeros([ROWS, CHUNK], COMPUTE)
+            sum_dt = tl.zeros([ROWS, CHUNK], COMPUTE)
             xs = ()
             gs = ()
             more = ()
             next_gamma = ()
             next_beta = ()
             for chunk in tl.static_range(CHUNKS):
-                if AHEAD:
+                if PRELOAD_ROWS:
                     xt, dyt = tiles_x[chunk], tiles_dy[chunk]
                 else:
                     xt = tl.zeros([ROWS, CHUNK], COMPUTE)
@@ -259,11 +259,11 @@ def layer_rows(
                 xhat = t * rs
                 d = widen(dyt)
                 if FORMULA.acts:
-                    d = through(FORMULA, d, t, rs * weights[chunk], shifts[chunk])
+                    d = through(FORMULA, d, t, rs * weights[chunk], biases[chunk])
                 g = d * weights[chunk]
-                d1, d2 = FORMULA.terms(g, xhat)
-                s1 += d1
-                s2 += d2
+                term_d, term_dt = FORMULA.terms(g, xhat)
+                sum_d += term_d
+                sum_dt += term_dt
                 if partials is not None:
                     wide, product = FORMULA.terms(d, xhat)
                     if FOLD:
@@ -279,8 +279,8 @@ def layer_rows(
             sums_gamma = next_gamma
             sums_beta = next_beta
             if dx is not None:
-                t1, t2 = sum_pairs(s1, s2, 1)
-                mean_d, mean_dt = (t1 / length)[:, None], (t2 / length)[:, None]
+                row_d, row_dt = sum_pairs(sum_d, sum_dt, 1)
+                mean_d, mean_dt = (row_d / length)[:, None], (row_dt / length)[:, None]
                 x_factor, constant = FORMULA.coefficients(mean_d, mean_dt, rs)
                 for chunk in tl.static_range(CHUNKS):
                     at = chunk * CHUNK + column
@@ -299,19 +299,20 @@ def layer_rows(
             base = partials + program.to(tl.int64) * 2 * length
             tl.store(base + at, tl.sum(sums_gamma[chunk], 0), mask=at < length)
             tl.store(base + length + at, tl.sum(sums_beta[chunk], 0), mask=at < length)
-    if MEETS:
+    if JOINS_AT_END:
         thread = tl.arange(0, 32 * WARPS)
         await_step_before(EARLY)
-        turn = arrive(words + tally)
-        clear_stale(stale, stale_words, thread, 32 * WARPS)
-        blocks = tl.cdiv(length, WIDTH)
+        turn = count_arrival(sum_words + arrivals)
+        clear_previous(previous_words, previous_count, thread, 32 * WARPS)
+        blocks = tl.cdiv(length, JOIN_COLUMNS)
         # Those that come last, whom everybody waits for, have little or nothing to add up.
         if turn < blocks and PHASE % 4 == 0:
-            await_all(words + tally, thread)
-            down = tl.arange(0, DOWN)
-            across = tl.arange(0, WIDTH)
+            await_all(sum_words + arrivals, thread)
+            down = tl.arange(0, JOIN_ROWS)
+            across = tl.arange(0, JOIN_COLUMNS)
             for block in tl.range(turn, blocks, programs):
-                there = block * WIDTH + across
+                there = block * JOIN_COLUMNS + across
                 join_rows(
-                    partials, dgamma, dbeta, programs, length, down, there, DOWN, TIMES, COMPUTE
+                    partials, dgamma, dbeta, programs, length, down, there, JOIN_ROWS, JOIN_STEPS,
+                    COMPUTE
                 )  # fmt: skip

@@ -10,22 +10,18 @@ import triton.language as tl
 
 from normgrad.backends.cuda.activations import through
 from normgrad.backends.cuda.pieces.common import (
-    await_step_before,
     channel_of,
+    divide_by_magic,
     load_or,
     load_rstd,
-    quotient,
-    store_as,
     sum_pairs,
     widen,
 )
-from normgrad.backends.cuda.pieces.joins import join_parameters, join_rows
 from normgrad.backends.cuda.pieces.moments import (
     add_elements,
     merged,
     parts_of,
     store_part,
-    store_statistics,
 )
 from normgrad.backends.cuda.pieces.windows import is_inside, vectors_inside, window
 
@@ -58,7 +54,7 @@ def plane_sums(
     EACH: tl.constexpr,  # each sample has weights of its own
     GROUP: tl.constexpr,
     WIDE: tl.constexpr,
-    EXACT: tl.constexpr,  # all pieces are full
+    FULL_PIECES: tl.constexpr,  # all pieces are full
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -78,28 +74,28 @@ def plane_sums(
     mu = load_or(mean, statistic, None, 0.0, COMPUTE)
     if FORMULA.acts and not FORMULA.forward:
         parameter = unit if EACH else channel
-        shift = load_or(beta, parameter, None, 0.0, COMPUTE)
-        scale = load_rstd(rstd, statistic, None, eps, VARIANCE, COMPUTE)
-        scale *= load_or(gamma, parameter, None, 1.0, COMPUTE)
+        bias = load_or(beta, parameter, None, 0.0, COMPUTE)
+        dy_factor = load_rstd(rstd, statistic, None, eps, VARIANCE, COMPUTE)
+        dy_factor *= load_or(gamma, parameter, None, 1.0, COMPUTE)
     cols = tl.arange(0, COLS)
     rows = planes * pieces
     length = run * ALIGN
     if WIDE:
         length = run.to(tl.int64) * ALIGN
-    s1 = tl.zeros([ROWS, COLS], COMPUTE)
-    s2 = tl.zeros([ROWS, COLS], COMPUTE)
+    sum_d = tl.zeros([ROWS, COLS], COMPUTE)
+    sum_dt = tl.zeros([ROWS, COLS], COMPUTE)
     if FORMULA.forward:
-        count = s1
-        if EXACT:  # all columns have as many
+        count = sum_d
+        if FULL_PIECES:  # all columns have as many
             count = tl.zeros([ROWS, 1], COMPUTE)
-        found = (count, s1, s1, s1)
+        found = (count, sum_d, sum_d, sum_d)
     for first in tl.range(part * ROWS, rows, splits * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         if magic is None:
             plane = (row // pieces).to(tl.int64)[:, None]
             inside = ((row % pieces).to(length.dtype) * COLS)[:, None] + cols[None, :]
         else:
-            which = quotient(row, magic)
+            which = divide_by_magic(row, magic)
             plane = which.to(tl.int64)[:, None]
             inside = ((row - which * pieces).to(length.dtype) * COLS)[:, None] + cols[None, :]
         mask = (row < rows)[:, None]
@@ -111,7 +107,7 @@ def plane_sums(
             x_at = dy_at
             mine = is_inside(inside, low, high)
             mask = mask & vectors_inside(inside, high, WINDOW)
-        elif not EXACT:
+        elif not FULL_PIECES:
             mask = mask & (inside < length)
         if FORMULA.forward:
             wide_x = widen(tl.load(x + (x_at + inside), mask=mask, other=0.0), COMPUTE)
@@ -123,25 +119,25 @@ def plane_sums(
                 wide_x = widen(tl.load(x + (x_at + inside), mask=mask, other=0.0), COMPUTE)
                 t = FORMULA.centred(wide_x, mu)
                 if FORMULA.acts:
-                    wide = through(FORMULA, wide, t, scale, shift)
+                    wide = through(FORMULA, wide, t, dy_factor, bias)
                 wide, product = FORMULA.terms(wide, t)
             if WINDOW:
                 wide = tl.where(mine, wide, 0.0)
                 product = tl.where(mine, product, 0.0)
-            s1 += wide
-            s2 += product
+            sum_d += wide
+            sum_dt += product
     if FORMULA.forward:
-        near = channel
+        first_channel = channel
         if GROUP:
-            near = channel // group_size * group_size
-        base = tl.load(x + (outer * x_outer + near * x_channel) * ALIGN).to(COMPUTE)
+            first_channel = channel // group_size * group_size
+        base = tl.load(x + (outer * x_outer + first_channel * x_channel) * ALIGN).to(COMPUTE)
         whole = merged(FORMULA, parts_of(FORMULA, found, base), None)
         second = units.to(tl.int64) * splits
         store_part(partials, unit * splits + part, whole, base, second, None)
     else:
-        t1, t2 = sum_pairs(s1, s2, None)
-        tl.store(partials + unit * splits + part, t1)
-        tl.store(partials + (units.to(tl.int64) + unit) * splits + part, t2)
+        total_d, total_dt = sum_pairs(sum_d, sum_dt, None)
+        tl.store(partials + unit * splits + part, total_d)
+        tl.store(partials + (units.to(tl.int64) + unit) * splits + part, total_dt)
 
 
 @triton.jit
@@ -184,30 +180,32 @@ def unit_sums(
         wide_x = widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE)
         none = tl.zeros([ROWS, COLS], COMPUTE)
         found = add_elements(FORMULA, (none, none, none, none), wide_x, mask)
-        near = channel // group_size * group_size
-        base = tl.load(x + (outer * x_outer + near * x_channel) * ALIGN, mask=ok, other=0.0)
+        first_channel = channel // group_size * group_size
+        base = tl.load(
+            x + (outer * x_outer + first_channel * x_channel) * ALIGN, mask=ok, other=0.0
+        )
         base = base.to(COMPUTE)
         whole = merged(FORMULA, parts_of(FORMULA, found, base[:, None]), 1)
         store_part(partials, unit, whole, base, units.to(tl.int64), ok)
     else:
         dy_at = (outer * dy_outer + channel * dy_channel)[:, None] * ALIGN + cols[None, :]
-        s1 = widen(tl.load(dy + dy_at, mask=mask, other=0.0), COMPUTE)
-        s2 = s1
+        term_d = widen(tl.load(dy + dy_at, mask=mask, other=0.0), COMPUTE)
+        term_dt = term_d
         if x is not None:
             mu = load_or(mean, unit // group_size, ok, 0.0, COMPUTE)[:, None]
             x_at = (outer * x_outer + channel * x_channel)[:, None] * ALIGN + cols[None, :]
             wide_x = widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE)
             t = FORMULA.centred(wide_x, mu)
             if FORMULA.acts:
-                scale = load_or(rstd, unit // group_size, ok, 1.0, COMPUTE)[:, None]
+                dy_factor = load_or(rstd, unit // group_size, ok, 1.0, COMPUTE)[:, None]
                 parameter = unit if EACH else channel
-                scale *= load_or(gamma, parameter, ok, 1.0, COMPUTE)[:, None]
-                shift = load_or(beta, parameter, ok, 0.0, COMPUTE)[:, None]
-                s1 = through(FORMULA, s1, t, scale, shift)
-            s1, s2 = FORMULA.terms(s1, t)
-        t1, t2 = sum_pairs(s1, s2, 1)
-        tl.store(partials + unit, t1, mask=ok)
-        tl.store(partials + (units.to(tl.int64) + unit), t2, mask=ok)
+                dy_factor *= load_or(gamma, parameter, ok, 1.0, COMPUTE)[:, None]
+                bias = load_or(beta, parameter, ok, 0.0, COMPUTE)[:, None]
+                term_d = through(FORMULA, term_d, t, dy_factor, bias)
+            term_d, term_dt = FORMULA.terms(term_d, t)
+        total_d, total_dt = sum_pairs(term_d, term_dt, 1)
+        tl.store(partials + unit, total_d, mask=ok)
+        tl.store(partials + (units.to(tl.int64) + unit), total_dt, mask=ok)
 
 
 @triton.jit
@@ -262,13 +260,13 @@ def column_sums(
         statistic = outer * (width // group_size) + channel // group_size
     mu = load_or(mean, statistic, col_ok, 0.0, COMPUTE)[None, :]
     if FORMULA.acts and not FORMULA.forward:
-        scale = load_rstd(rstd, statistic, col_ok, eps, VARIANCE, COMPUTE)
-        scale = (scale * load_or(gamma, parameter, col_ok, 1.0, COMPUTE))[None, :]
-        shift = load_or(beta, parameter, col_ok, 0.0, COMPUTE)[None, :]
-    s1 = tl.zeros([ROWS, COLS], COMPUTE)
-    s2 = tl.zeros([ROWS, COLS], COMPUTE)
+        dy_factor = load_rstd(rstd, statistic, col_ok, eps, VARIANCE, COMPUTE)
+        dy_factor = (dy_factor * load_or(gamma, parameter, col_ok, 1.0, COMPUTE))[None, :]
+        bias = load_or(beta, parameter, col_ok, 0.0, COMPUTE)[None, :]
+    sum_d = tl.zeros([ROWS, COLS], COMPUTE)
+    sum_dt = tl.zeros([ROWS, COLS], COMPUTE)
     if FORMULA.forward:
-        found = (tl.zeros([ROWS, 1], COMPUTE), s1, s1, s1)  # all columns have as many
+        found = (tl.zeros([ROWS, 1], COMPUTE), sum_d, sum_d, sum_d)  # all columns have as many
     for first in tl.range(part * ROWS, rows, splits * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & col_ok[None, :]
@@ -284,250 +282,26 @@ def column_sums(
                 wide_x = widen(tl.load(x + x_at, mask=mask, other=0.0), COMPUTE)
                 t = FORMULA.centred(wide_x, mu)
                 if FORMULA.acts:
-                    wide = through(FORMULA, wide, t, scale, shift)
+                    wide = through(FORMULA, wide, t, dy_factor, bias)
                 wide, product = FORMULA.terms(wide, t)
-                s2 += product
-            s1 += wide
+                sum_dt += product
+            sum_d += wide
     if not FORMULA.forward:
-        t1, t2 = sum_pairs(s1, s2, 0)
+        total_d, total_dt = sum_pairs(sum_d, sum_dt, 0)
     unit = outer * width + channel
     place = column // width * splits + part
     if FORMULA.forward:
-        near = channel
+        first_channel = channel
         if pixels is not None:
-            near = channel // pixels * pixels
+            first_channel = channel // pixels * pixels
         if GROUP:
-            near = channel // group_size * group_size
-        base = tl.load(x + outer * x_outer * ALIGN + near, mask=col_ok, other=0.0).to(COMPUTE)
+            first_channel = channel // group_size * group_size
+        base = tl.load(x + outer * x_outer * ALIGN + first_channel, mask=col_ok, other=0.0).to(
+            COMPUTE
+        )
         whole = merged(FORMULA, parts_of(FORMULA, found, base[None, :]), 0)
         second = units.to(tl.int64) * splits * times
         store_part(partials, unit * splits * times + place, whole, base, second, col_ok)
     else:
-        tl.store(partials + unit * splits * times + place, t1, mask=col_ok)
-        tl.store(partials + (units + unit) * splits * times + place, t2, mask=col_ok)
-
-
-@triton.jit
-def finish_channels(
-    partials,
-    rstd,
-    totals,  # sums of dy, then of dy * (x - mean), in the compute type; or None
-    sum_dy,
-    sum_dy_xmu,
-    dgamma,
-    dbeta,
-    units,
-    splits,
-    eps,
-    VARIANCE: tl.constexpr,
-    UNITS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Batch norm: join the partial sums of each channel in fixed order."""
-    await_step_before(EARLY)
-    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
-    ok = unit < units
-    t1, t2 = join(partials, unit, ok, units, splits, SPLITS, UNITS, COMPUTE)
-    store_as(totals, unit, t1, ok)
-    if totals is not None:
-        tl.store(totals + units + unit, t2, mask=ok)
-    store_as(sum_dy, unit, t1, ok)
-    store_as(sum_dy_xmu, unit, t2, ok)
-    store_as(dbeta, unit, t1, ok)
-    if dgamma is not None:
-        store_as(dgamma, unit, t2 * load_rstd(rstd, unit, ok, eps, VARIANCE, COMPUTE), ok)
-
-
-@triton.jit
-def join(
-    partials,
-    unit,
-    ok,
-    units,
-    splits,
-    SPLITS: tl.constexpr,
-    UNITS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    """Both sums of some units over their partials."""
-    s1 = tl.zeros([UNITS, SPLITS], COMPUTE)
-    s2 = tl.zeros([UNITS, SPLITS], COMPUTE)
-    base = partials + unit.to(tl.int64)[:, None] * splits
-    second = units.to(tl.int64) * splits
-    for first in range(0, splits, SPLITS):
-        part = first + tl.arange(0, SPLITS)
-        mask = ok[:, None] & (part < splits)[None, :]
-        s1 += tl.load(base + part[None, :], mask=mask, other=0.0)
-        s2 += tl.load(base + second + part[None, :], mask=mask, other=0.0)
-    return sum_pairs(s1, s2, 1)
-
-
-@triton.jit
-def finish_groups(
-    partials,
-    gamma,
-    totals,
-    units,
-    splits,
-    channels,
-    group_size,
-    statistics,
-    CHANNELS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Group norm: the two sums of each statistic, with gamma inside."""
-    await_step_before(EARLY)
-    statistic = tl.program_id(0)
-    first = statistic.to(tl.int64) * group_size
-    channel = statistic % (channels // group_size) * group_size
-    s1 = tl.zeros([CHANNELS], COMPUTE)
-    s2 = tl.zeros([CHANNELS], COMPUTE)
-    for start in range(0, group_size, CHANNELS):
-        local = start + tl.arange(0, CHANNELS)
-        ok = local < group_size
-        t1, t2 = join(partials, first + local, ok, units, splits, SPLITS, CHANNELS, COMPUTE)
-        weight = load_or(gamma, channel + local, ok, 1.0, COMPUTE)
-        s1 += t1 * weight
-        s2 += t2 * weight
-    t1, t2 = sum_pairs(s1, s2, 0)
-    tl.store(totals + statistic, t1)
-    tl.store(totals + (statistics.to(tl.int64) + statistic), t2)
-
-
-@triton.jit
-def finish_statistics(
-    partials,  # [4, statistics, parts]: see `moments`
-    centre,  # mean and rstd in the compute type, for kernels to come
-    scale,
-    mean,  # as they are wanted
-    rstd,
-    old_mean,  # running statistics before
-    old_variance,
-    new_mean,  # and after
-    new_variance,
-    statistics,
-    parts,
-    momentum,
-    eps,
-    FORMULA: tl.constexpr,
-    VARIANCE: tl.constexpr,
-    UNITS: tl.constexpr,
-    PARTS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Join the parts of each statistic in fixed order."""
-    await_step_before(EARLY)
-    which = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
-    ok = which < statistics
-    there = partials + which.to(tl.int64)[:, None] * parts
-    second = statistics.to(tl.int64) * parts
-    total = tl.zeros([UNITS, PARTS], COMPUTE)
-    off = tl.zeros([UNITS, PARTS], COMPUTE)
-    for first in range(0, parts, PARTS):
-        part = first + tl.arange(0, PARTS)[None, :]
-        mask = ok[:, None] & (part < parts)
-        count = tl.load(there + part, mask=mask, other=0.0)
-        total += count
-        off += count * tl.load(there + second + part, mask=mask, other=0.0)
-    total, off = sum_pairs(total, off, 1)
-    off = off / tl.where(total > 0, total, 1.0)
-    apart = tl.zeros([UNITS, PARTS], COMPUTE)
-    for first in range(0, parts, PARTS):
-        part = first + tl.arange(0, PARTS)[None, :]
-        mask = ok[:, None] & (part < parts)
-        apart += tl.load(there + 2 * second + part, mask=mask, other=0.0)
-        if FORMULA.has_mean:
-            count = tl.load(there + part, mask=mask, other=0.0)
-            far = tl.load(there + second + part, mask=mask, other=0.0) - off[:, None]
-            apart += count * far * far
-    base = tl.load(partials + 3 * second + which.to(tl.int64) * parts, mask=ok, other=0.0)
-    results = (centre, scale, mean, rstd, old_mean, old_variance, new_mean, new_variance)
-    moments = (total, base + off, tl.sum(apart, 1))
-    store_statistics(results, which, moments, momentum, eps, ok, VARIANCE)
-
-
-@triton.jit
-def rank_parts(
-    means,  # [ranks, channels]
-    variances,
-    counter,
-    partials,  # [4, channels, ranks]
-    ranks,
-    channels,
-    eps,
-    RANKS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    INVSTD: tl.constexpr,  # inverse deviations in the place of variances
-    COMPUTE: tl.constexpr,
-):
-    """The statistics of ranks as parts."""
-    rank = (tl.program_id(0) * RANKS + tl.arange(0, RANKS))[:, None]
-    channel = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
-    mask = (rank < ranks) & (channel < channels)
-    at = rank.to(tl.int64) * channels + channel
-    count = tl.load(counter + rank + channel * 0, mask=mask, other=0).to(COMPUTE)
-    mean = tl.load(means + at, mask=mask, other=0.0).to(COMPUTE)
-    variance = tl.load(variances + at, mask=mask, other=1.0).to(COMPUTE)
-    if INVSTD:
-        variance = 1.0 / (variance * variance) - eps
-    apart = variance * count
-    base = tl.load(means + rank * 0 + channel, mask=mask, other=0.0).to(COMPUTE)
-    part = (count, tl.where(count > 0, mean - base, 0.0), tl.where(count > 0, apart, 0.0))
-    place = channel.to(tl.int64) * ranks + rank
-    store_part(partials, place, part, base, channels.to(tl.int64) * ranks, mask)
-
-
-@triton.jit
-def finish_parameters(
-    partials,
-    rstd,
-    dgamma,
-    dbeta,
-    samples,
-    channels,
-    splits,
-    group_size,
-    CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
-    TIMES: tl.constexpr,
-    MANY: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    """Group norm: each channel's sums over all samples and their partials."""
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    part = tl.arange(0, PARTS)
-    join_parameters(
-        partials, rstd, dgamma, dbeta, samples, channels, splits, group_size,
-        channel, part, PARTS, TIMES, MANY, COMPUTE,
-    )  # fmt: skip
-
-
-@triton.jit
-def finish_rows(
-    partials,
-    dgamma,
-    dbeta,
-    programs,
-    cols,
-    PROGRAMS: tl.constexpr,
-    TIMES: tl.constexpr,
-    COLS: tl.constexpr,
-    EACH: tl.constexpr,  # each sample has weights of its own
-    COMPUTE: tl.constexpr,
-):
-    """Layer norm: join the programs' parameter gradients, of a sample by so many of them."""
-    if EACH:
-        sample = tl.program_id(1).to(tl.int64)
-        partials += sample * programs * 2 * cols
-        if dgamma is not None:
-            dgamma += sample * cols
-        if dbeta is not None:
-            dbeta += sample * cols
-    program = tl.arange(0, PROGRAMS)
-    column = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    join_rows(partials, dgamma, dbeta, programs, cols, program, column, PROGRAMS, TIMES, COMPUTE)
+        tl.store(partials + unit * splits * times + place, total_d, mask=col_ok)
+        tl.store(partials + (units + unit) * splits * times + place, total_dt, mask=col_ok)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cuda_plans import kernels, launches, plan
 
-from normgrad.backends.cuda.plan.program import Fill, Ref
+from normgrad.backends.cuda.plan.program import AREAS, Fill, Ref
 from normgrad.backends.cuda.run import exchange_areas
 
 WAITING = (
@@ -40,37 +40,41 @@ class Memory:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_call_finds_clear_words(seed):
     pick, memory = random.Random(seed), Memory()
-    post = exchange_areas.Mail(memory.make)
+    areas = exchange_areas.ExchangeAreas(memory.make)
     for turn in range(200):
         count = pick.choice((1, 7, 300, pick.randint(1, 20000), pick.randint(1, 70000)))
-        words, stale, left = post.take(count)
-        mine, theirs = memory.words(words, count), memory.words(stale, left)
+        words, previous, left = areas.next_area(count)
+        mine, theirs = memory.words(words, count), memory.words(previous, left)
         assert (mine == -1).all(), turn
         assert not np.shares_memory(mine, theirs)
         if pick.random() < 0.05:  # the launch failed: it did all of this, or nothing
-            post.forget()
+            areas.forget()
             if pick.random() < 0.5:
                 continue
         mine[...] = turn
         theirs[...] = -1
 
 
-def test_a_mail_that_forgot_clears_nothing_of_the_old_one():
-    post = exchange_areas.Mail(Memory().make)
-    post.take(5)
-    post.forget()
-    assert post.take(5)[2] == 0
+def test_areas_that_forgot_clear_nothing_of_the_old_ones():
+    areas = exchange_areas.ExchangeAreas(Memory().make)
+    areas.next_area(5)
+    areas.forget()
+    assert areas.next_area(5)[2] == 0
 
 
 def test_one_for_each_thread_and_device(monkeypatch):
     monkeypatch.setattr(exchange_areas, "_set_words", lambda index, count: (None, 1 << 20))
     from concurrent.futures import ThreadPoolExecutor
 
-    here = [exchange_areas.mail_of(101), exchange_areas.mail_of(102), exchange_areas.mail_of(101)]
+    here = [
+        exchange_areas.areas_of(101),
+        exchange_areas.areas_of(102),
+        exchange_areas.areas_of(101),
+    ]
     assert here[0] is here[2]
     assert here[0] is not here[1]
     with ThreadPoolExecutor(1) as pool:
-        there = pool.submit(exchange_areas.mail_of, 101).result()
+        there = pool.submit(exchange_areas.areas_of, 101).result()
     assert there is not here[0]
 
 
@@ -78,7 +82,7 @@ def test_one_for_each_thread_and_device(monkeypatch):
 @pytest.mark.parametrize("request_", WAITING, ids=" ".join)
 def test_no_launch_clears_words_that_stay(request_, device):
     program = plan(*request_, device=device)
-    steps = exchange_areas.with_mail(program)
+    steps = exchange_areas.using_areas(program)
     if not program.words:
         assert tuple(steps) == program.steps
         return
@@ -97,4 +101,4 @@ def test_no_launch_clears_words_that_stay(request_, device):
         assert not dict(step.constants)["EARLY"]
         changed = dict(step.arguments).items() - dict(before[step.kernel].arguments).items()
         roles = {name: value.role for name, value in changed if isinstance(value, Ref)}
-        assert roles == {"words": "mail", "stale": "stale", "stale_words": "stale_words"}
+        assert roles == {name: name for name in AREAS}

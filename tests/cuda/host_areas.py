@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 
-from normgrad.backends.cuda.run.exchange_areas import Mail
+from normgrad.backends.cuda.run.exchange_areas import ExchangeAreas
 
 
 def _words(count):
@@ -12,16 +12,16 @@ def _words(count):
     return memory, memory.ctypes.data
 
 
-class HostMail(Mail):
+class HostAreas(ExchangeAreas):
     """Every call must find all bits of its words set: the one before cleared them."""
 
     def __init__(self):
         super().__init__(_words)
         self.taken = 0
 
-    def take(self, count):
-        words, stale, left = super().take(count)
+    def next_area(self, count):
+        words, previous, left = super().next_area(count)
         view = (ctypes.c_int64 * count).from_address(words)
         assert (np.frombuffer(view, np.int64) == -1).all(), self.taken
         self.taken += 1
-        return words, stale, left
+        return words, previous, left

@@ -19,7 +19,7 @@ LARGE = result_pool.LEAST
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
-    monkeypatch.setattr(result_pool, "_kept", [])
+    monkeypatch.setattr(result_pool, "_idle", [])
     monkeypatch.delenv("NORMGRAD_KEEP_MB", raising=False)
     result_pool._room.cache_clear()
     yield
@@ -45,7 +45,7 @@ def test_memory_serves_again_once_it_is_free():
     del view
     third = make(LARGE + 4096)
     assert address(third) == where
-    assert not result_pool._kept
+    assert not result_pool._idle
 
 
 def test_memory_much_larger_than_needed_is_left_alone():
@@ -65,7 +65,7 @@ def test_sizes_that_differ_a_little_share_a_type():
 
 def test_small_results_are_numpys_own():
     assert make(4096).flags.owndata
-    assert not result_pool._kept
+    assert not result_pool._idle
 
 
 @pytest.mark.parametrize(("room", "left"), [("40", 2), ("20", 1), ("0", 0)])
@@ -74,7 +74,7 @@ def test_how_much_is_kept(monkeypatch, room, left):
     result_pool._room.cache_clear()
     arrays = [make() for _ in range(4)]
     arrays.clear()
-    assert len(result_pool._kept) == left
+    assert len(result_pool._idle) == left
 
 
 def test_a_wish_that_is_none(monkeypatch):
@@ -86,10 +86,10 @@ def test_a_wish_that_is_none(monkeypatch):
 
 def test_memory_that_is_not_there_is_a_memory_error():
     make()
-    assert len(result_pool._kept) == 1
+    assert len(result_pool._idle) == 1
     with pytest.raises(MemoryError, match=f"no memory for a result of {1 << 55} bytes"):
         make(1 << 55)
-    assert not result_pool._kept
+    assert not result_pool._idle
 
 
 def test_threads_never_get_the_same():

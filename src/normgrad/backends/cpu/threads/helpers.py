@@ -44,8 +44,8 @@ _LONG = 400_000
 _MONOTONIC, _THREAD_TIME = 1, 3
 
 
-def lead(params, addresses, workspace, sync, boxes, count, helpers):
-    """`drive`, together with up to so many helpers as are free."""
+def run_with_helpers(params, addresses, workspace, sync, boxes, count, helpers):
+    """`drive`, here and in up to so many helpers as are free."""
     cpu = this_cpu()
     for index in range(count):
         address = boxes + index * BOX_BYTES
@@ -83,7 +83,7 @@ def lead(params, addresses, workspace, sync, boxes, count, helpers):
     return status
 
 
-def attend(address):
+def helper_loop(address):
     """What a helper does, for ever."""
     box = at_address(address)
     while True:

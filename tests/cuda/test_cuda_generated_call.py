@@ -10,7 +10,7 @@ from cuda_plans import KNOWN, plan
 from normgrad import verify
 from normgrad.backends.cuda.plan.program import SLOTS, Fill
 from normgrad.backends.cuda.run import exchange_areas, generated_call, launch
-from normgrad.calls.generated_call import Fallbacks, Given, Result, Source
+from normgrad.calls.generated_call import CallSource, Fallbacks, Given, Result
 from normgrad.cli.plan import program_of, spec_of
 from normgrad.core.operators import OPERATORS
 from normgrad.core.spec import ROLES, Op
@@ -63,9 +63,9 @@ def launched(monkeypatch):
     return calls
 
 
-def written_call(program, op, posts, general, stream=0, current=0, given=None):
+def generated(program, op, areas_of, general, stream=0, current=0, given=None):
     """The call, which operands it has, where its results belong."""
-    steps = program.prepared[0, launch.Aligned.ALL, launch.has_mail(program)]
+    steps = program.prepared[0, launch.Aligned.ALL, launch.keeps_words(program)]
     slots = [ROLES.index(role) for role in OPERATORS[op].gives]
     results = [Result(slot, (slot, 3), (3, 1), f"type {slot}") for slot in slots]
     asked = [(one.shape, one.strides, one.dtype) for one in results]
@@ -77,13 +77,13 @@ def written_call(program, op, posts, general, stream=0, current=0, given=None):
         asked.append(wanted)
         return Tensor()
 
-    site = generated_call.Site(
-        0, lambda: current, lambda gpu: stream, lambda gpu, size: 1 << 30, posts
+    site = generated_call.LaunchSite(
+        0, lambda: current, lambda gpu: stream, lambda gpu, size: 1 << 30, areas_of
     )
-    sizes = (program.workspace_bytes, program.words if launch.has_mail(program) else 0)
+    sizes = (program.workspace_bytes, program.words if launch.keeps_words(program) else 0)
     operands = [slot in program.slots or slot < 2 for slot in range(OPERANDS)]
     operands = [here and slot not in slots for slot, here in enumerate(operands)]
-    source = Source(operands, results, Fallbacks(general, empty), given)
+    source = CallSource(operands, results, Fallbacks(general, empty), given)
     return operands, slots, generated_call.write(source, steps, program.slots, sizes, site)
 
 
@@ -98,8 +98,8 @@ class Looks:
         return Given(lambda here: self.asked.append(here) or self.apart, self.told.append)
 
 
-def new_mail():
-    return exchange_areas.Mail(lambda count: (None, 1 << 40))
+def new_areas():
+    return exchange_areas.ExchangeAreas(lambda count: (None, 1 << 40))
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=" ".join)
@@ -123,13 +123,13 @@ def test_a_launcher_takes_what_is_no_constant(request_, launched, monkeypatch):
 @pytest.mark.parametrize("request_", REQUESTS, ids=" ".join)
 def test_the_same_launches(request_, into, launched, monkeypatch):
     program, op = plan(*request_), Op(request_[0])
-    posts, looks = [new_mail(), new_mail()], Looks()
-    monkeypatch.setattr(exchange_areas, "mail_of", lambda index: posts[0])
+    both, looks = [new_areas(), new_areas()], Looks()
+    monkeypatch.setattr(exchange_areas, "areas_of", lambda index: both[0])
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
-    here, slots, call = written_call(
-        program, op, lambda gpu: posts[1], None, given=looks.given() if into else None
+    here, slots, call = generated(
+        program, op, lambda gpu: both[1], None, given=looks.given() if into else None
     )
-    posts[0] = new_mail()
+    both[0] = new_areas()
     for turn in range(3):
         launched.clear()
         arrays = tuple(Tensor() if one else None for one in here)
@@ -155,7 +155,7 @@ def test_the_same_launches(request_, into, launched, monkeypatch):
 )
 def test_all_else_goes_the_general_road(into, place, shift, launched, monkeypatch):
     program = plan(*REQUESTS[0])
-    monkeypatch.setattr(exchange_areas, "mail_of", lambda index: new_mail())
+    monkeypatch.setattr(exchange_areas, "areas_of", lambda index: new_areas())
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
     launched.clear()
     taken, looks = [], Looks()
@@ -164,7 +164,7 @@ def test_all_else_goes_the_general_road(into, place, shift, launched, monkeypatc
         taken.append(given)
         return "what it gives"
 
-    here, slots, call = written_call(
+    here, slots, call = generated(
         program,
         Op.BATCH_NORM_BACKWARD,
         None,
@@ -183,11 +183,11 @@ def test_all_else_goes_the_general_road(into, place, shift, launched, monkeypatc
 
 
 def test_given_results_are_looked_at_where_addresses_are_new(launched, monkeypatch):
-    program, looks, post = plan(*REQUESTS[0]), Looks(), new_mail()
-    monkeypatch.setattr(exchange_areas, "mail_of", lambda index: post)
+    program, looks, areas = plan(*REQUESTS[0]), Looks(), new_areas()
+    monkeypatch.setattr(exchange_areas, "areas_of", lambda index: areas)
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
-    here, slots, call = written_call(
-        program, Op.BATCH_NORM_BACKWARD, lambda gpu: post, None, given=looks.given()
+    here, slots, call = generated(
+        program, Op.BATCH_NORM_BACKWARD, lambda gpu: areas, None, given=looks.given()
     )
     arrays = tuple(Tensor() if one else None for one in here)
     out, other = ([Tensor() for _ in slots] for _ in range(2))
@@ -208,8 +208,8 @@ def test_given_results_are_looked_at_where_addresses_are_new(launched, monkeypat
 
 def test_a_launch_that_fails_is_forgotten(launched, monkeypatch):
     program = plan(*REQUESTS[0])
-    post = new_mail()
-    monkeypatch.setattr(exchange_areas, "mail_of", lambda index: post)
+    areas = new_areas()
+    monkeypatch.setattr(exchange_areas, "areas_of", lambda index: areas)
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
 
     def fails(*arguments):
@@ -217,10 +217,10 @@ def test_a_launch_that_fails_is_forgotten(launched, monkeypatch):
 
     steps = program.prepared[0, launch.Aligned.ALL, True]
     program.prepared[0, launch.Aligned.ALL, True] = [step._replace(launch=fails) for step in steps]
-    given, _, call = written_call(program, Op.BATCH_NORM_BACKWARD, lambda gpu: post, None)
+    given, _, call = generated(program, Op.BATCH_NORM_BACKWARD, lambda gpu: areas, None)
     with pytest.raises(KeyboardInterrupt) as caught:
         call(tuple(Tensor() if here else None for here in given), None)
-    assert post.take(1)[2] == 0
+    assert areas.next_area(1)[2] == 0
     (line,) = (one for one in caught.traceback if "written out" in str(one.path))
     assert "launch0(" in linecache.getline(line.frame.code.raw.co_filename, line.lineno + 1)
 
@@ -232,7 +232,7 @@ def test_nothing_to_do(into, launched):
     assert not program.slots
     launch.run_program(program, 0, [1 << 12] * (SLOTS[""] + 1), 0)
     given = looks.given() if into else None
-    here, slots, call = written_call(program, Op.BATCH_NORM_ELEMT_BACKWARD, None, None, given=given)
+    here, slots, call = generated(program, Op.BATCH_NORM_ELEMT_BACKWARD, None, None, given=given)
     for _ in range(2):
         out = [Tensor() for _ in slots] if into else None
         made = call(tuple(Tensor() if one else None for one in here), out)
