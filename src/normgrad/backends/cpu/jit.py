@@ -14,6 +14,7 @@ import numba
 from llvmlite import binding
 from numba import types
 
+from normgrad.backends.cpu.compiler import KernelCompiler, PartCompiler
 from normgrad.backends.cpu.compiling import COMPILING
 from normgrad.core import fork_safe_lock
 
@@ -25,7 +26,12 @@ _FLAGS: Final = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}
 
 # Kernels' parts are called by compiled code alone: without the wrappers for Python and C a small
 # one takes 12 ms to compile instead of 36.
-_PART: Final = {**_FLAGS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_PART: Final = {
+    **_FLAGS,
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "pipeline_class": PartCompiler,
+}
 
 inner = numba.njit(**_PART)
 # For what is called for each slab, row or column: calls cost as much as what they do. Instance norm
@@ -76,7 +82,13 @@ def compiled(signature: Any, function: Callable[..., int]) -> Any:
 
 
 def _compile(signature: Any, function: Callable[..., int], *, cache: bool) -> Any:
-    return numba.cfunc(signature, cache=cache, error_model="numpy", fastmath={"contract"})(function)
+    return numba.cfunc(
+        signature,
+        cache=cache,
+        error_model="numpy",
+        fastmath={"contract"},
+        pipeline_class=KernelCompiler,
+    )(function)
 
 
 def _identity(function: Callable[..., int]) -> str:
