@@ -1,31 +1,18 @@
-"""Numba's compiler as kernels use it: fewer passes, and LLVM's once for all parts of a kernel.
+"""Numba's compiler as kernels use it: the steps that they need, and LLVM once for a kernel.
 
-Numba optimizes what it compiles on its own, and emits machine code of it, then again inside of
-whatever calls it. A part of ours is called by kernels alone.
+Numba optimizes all that it compiles on its own, and emits machine code of it, then again inside of
+whatever calls it. Our parts are called by kernels alone: those take them as they are.
 """
 
+import functools
+import operator
+from types import ModuleType
 from typing import Any
 
-from numba.core import compiler, typed_passes, untyped_passes
+from numba.core import analysis, compiler, ir, ir_utils, rewrites, ssa, typed_passes, types, typing
+from numba.core import untyped_passes as untyped
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler_machinery import PassManager
 from numba.core.runtime.nrt import rtsys
-
-_PASSES = (
-    untyped_passes.TranslateByteCode,
-    untyped_passes.FixupArgs,
-    untyped_passes.IRProcessing,
-    untyped_passes.RewriteSemanticConstants,
-    untyped_passes.DeadBranchPrune,
-    untyped_passes.GenericRewrites,
-    untyped_passes.ReconstructSSA,
-    untyped_passes.DeadBranchPrune,
-    typed_passes.NopythonTypeInference,
-    typed_passes.PreLowerStripPhis,
-    typed_passes.IRLegalization,
-    typed_passes.NativeLowering,
-    typed_passes.NoPythonBackend,
-)
 
 
 class _Library(JITCodeLibrary):
@@ -38,12 +25,12 @@ class _Library(JITCodeLibrary):
                 if one not in self._linking_libraries:
                     super().add_linking_library(one)
 
-
-class _Part(_Library):
-    """Instructions that a kernel optimizes."""
-
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
+
+
+class _Part(_Library):
+    """Instructions that a kernel takes and optimizes."""
 
     def finalize(self) -> None:
         """They stay as they are."""
@@ -70,13 +57,111 @@ class _Kernel(_Library):
         self._linking_libraries.reverse()
         super().finalize()
 
-    def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
-
     def _optimize_final_module(self) -> None:
         passes, builder = self._codegen._module_pass_manager()
         with self._recorded_timings.record("Module passes", builder):
             passes.run(self._final_module, builder)
+
+
+class _Operator(types.Function):  # type: ignore[name-defined, misc]
+    """An operator of Python, which is looked up once for each pair of types: Numba takes 0.3 ms."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function.templates)
+        self._found: dict[Any, Any] = {}
+
+    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+        """The signature for some types."""
+        if args not in self._found:
+            self._found[args] = super().get_call_type(context, args, kws)
+        return self._found[args]
+
+
+class _Typing(typing.Context):
+    """Numba's own, with those operators."""
+
+    def __init__(self, context: Any) -> None:
+        self.__dict__ = context.__dict__
+        self._operators: dict[Any, _Operator] = {}
+
+    def resolve_value_type(self, val: Any) -> Any:
+        """The type of a value."""
+        if getattr(val, "__module__", None) != "_operator":
+            return super().resolve_value_type(val)
+        if val not in self._operators:
+            self._operators[val] = _Operator(super().resolve_value_type(val))
+        return self._operators[val]
+
+
+_typing = functools.cache(_Typing)
+
+
+class _Steps:
+    """From Python to LLVM's instructions, without what concerns Python's objects and arrays."""
+
+    pipeline_name = "normgrad"
+    exec_times: dict[str, float] = {}  # noqa: RUF012 (Numba asks for it)
+
+    def run(self, state: Any) -> None:
+        """Of one function."""
+        untyped.TranslateByteCode().run_pass(state)
+        untyped.FixupArgs().run_pass(state)
+        function = state.func_ir
+        function.generator_info = None
+        _fold_constants(function)
+        analysis.rewrite_semantic_constants(function, state.args)
+        analysis.dead_branch_prune(function, state.args)
+        rewrites.rewrite_registry.apply("before-inference", state)
+        state.func_ir = function = ssa.reconstruct_ssa(function)
+        function._definitions = ir_utils.build_definitions(function.blocks)
+        analysis.dead_branch_prune(function, state.args)
+        typed_passes.NopythonTypeInference().run_pass(state)
+        state.func_ir = typed_passes.PreLowerStripPhis()._strip_phi_nodes(function)
+        state.type_annotation = None
+        typed_passes.NativeLowering().run_pass(state)
+        typed_passes.NoPythonBackend().run_pass(state)
+
+
+def _fold_constants(function: Any) -> None:
+    """Make numbers that modules name, and their sums, numbers.
+
+    A kernel is full of slots of its parameter block; Numba would type and write each step to one.
+    """
+    for block in function.blocks.values():
+        known: dict[str, Any] = {}
+        spent: set[str] = set()
+        for one in block.body:
+            if isinstance(one, ir.Assign) and one.target.name.startswith("$"):
+                _fold(one, known, spent)
+                if one.target.name in known:
+                    function._definitions[one.target.name] = [one.value]
+        block.body = [
+            one
+            for one in block.body
+            if not (isinstance(one, ir.Assign) and one.target.name in spent)
+        ]
+
+
+def _fold(one: Any, known: dict[str, Any], spent: set[str]) -> None:
+    """An instruction: what it gives if that is known, and what is needed no more then."""
+    value = one.value
+    if isinstance(value, ir.Global | ir.Const):
+        if isinstance(value.value, ModuleType) or type(value.value) is int:
+            known[one.target.name] = value.value
+        return
+    operands: list[Any] = []
+    if isinstance(value, ir.Expr) and value.op == "getattr":
+        operands = [value.value]
+    elif isinstance(value, ir.Expr) and value.op == "binop" and value.fn is operator.add:
+        operands = [value.lhs, value.rhs]
+    if not operands or any(each.name not in known for each in operands):
+        return
+    numbers = [known[each.name] for each in operands]
+    found = sum(numbers) if len(numbers) == 2 else getattr(numbers[0], value.attr)
+    if type(found) is int:
+        spent.update(each.name for each in operands)
+        one.value = ir.Const(found, one.loc, use_literal_type=False)
+        known[one.target.name] = found
 
 
 class PartCompiler(compiler.CompilerBase):
@@ -86,19 +171,15 @@ class PartCompiler(compiler.CompilerBase):
 
     def compile_extra(self, func: Any) -> Any:
         """With a library of ours."""
-        library = self._library(self.state.targetctx.codegen(), func.__qualname__)
-        library.enable_object_caching()
-        self.state.library = library
+        state = self.state
+        state.library = self._library(state.targetctx.codegen(), func.__qualname__)
+        state.library.enable_object_caching()
+        state.typingctx = state.targetctx.typing_context = _typing(state.typingctx)
         return super().compile_extra(func)
 
-    def define_pipelines(self) -> list[PassManager]:
+    def define_pipelines(self) -> list[_Steps]:
         """One."""
-        passes = PassManager("normgrad")
-        for one in _PASSES:
-            passes.add_pass(one)
-        passes.finalize()
-        self.state.type_annotation = None
-        return [passes]
+        return [_Steps()]
 
 
 class KernelCompiler(PartCompiler):

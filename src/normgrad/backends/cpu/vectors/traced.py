@@ -1,13 +1,14 @@
 """Functions run on stand-ins for numbers, which leave instructions: no function to compile."""
 
-import inspect
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import typeof
 from numba.core import types
-from numba.core.extending import _Intrinsic
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate
 
 from normgrad.backends.cpu.vectors.conversions import F64, I64, spread
 
@@ -117,16 +118,31 @@ def _is_float(kind: Any) -> bool:
     return kind == types.float64 or hasattr(kind, "llvm")
 
 
-class Operation(_Intrinsic):
-    """Instructions that kernels name; traced functions call it."""
+class Operation:
+    """Instructions that kernels name; traced functions call it.
+
+    Numba's own intrinsics are looked up anew for all types that they meet, 0.2 ms each.
+    """
 
     traced: Callable[..., Any] | None = None  # what those call in its place
 
+    def __init__(self, define: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, define)
+        self.define = define
+        template = type(define.__name__, (_Template,), {"key": self})
+        self._numba_type_ = _all_types.Function(template)
+        lower_builtin(self, _all_types.VarArg(_all_types.Any))(self._lower)
+
+    def _lower(self, context: Any, builder: Any, signed: Any, arguments: Any) -> Any:
+        _, codegen = self.define(None, *signed.args)
+        return codegen(context, builder, signed, arguments)
+
     def __call__(self, *values: Any) -> Any:
+        """On stand-ins."""
         if self.traced is not None:
             return self.traced(*values)
         given, place = _given(values)
-        made, codegen = self._defn(None, *(one.kind for one in given))
+        made, codegen = self.define(None, *(one.kind for one in given))
         if place is None:
             return stand_in(made.return_type)
         context, builder = place
@@ -134,11 +150,18 @@ class Operation(_Intrinsic):
         return stand_in(made.return_type, value, place)
 
 
+class _Template(AbstractTemplate):
+    """How an operation is typed."""
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        assert not kws
+        kinds = tuple(_all_types.unliteral(one) for one in args)
+        return self.key.define(None, *kinds)[0]
+
+
 def intrinsic(define: Callable[..., Any]) -> Operation:
-    """As Numba's."""
-    made = Operation(define.__name__, define)
-    made._register()
-    return made
+    """As Numba's: from types to a signature and what writes instructions."""
+    return Operation(define)
 
 
 def stand_in(kind: Any, value: Any = None, place: Any = None) -> Any:
@@ -186,7 +209,6 @@ def traced(function: Callable[..., Any]) -> Operation:
     """A part without branches but on constants, as an operation."""
 
     def define(typingctx: Any, *kinds: Any) -> Any:
-        kinds = tuple(_all_types.unliteral(one) for one in kinds)
         made = kind_of(function(*(stand_in(one) for one in kinds)))
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -196,10 +218,7 @@ def traced(function: Callable[..., Any]) -> Operation:
 
         return made(*kinds), codegen
 
-    signature = inspect.signature(function)
-    first = inspect.Parameter("typingctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    define.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])
-    define.__name__ = function.__name__
+    functools.update_wrapper(define, function)
     operation = intrinsic(define)
     operation.traced = function
     return operation
