@@ -9,10 +9,12 @@ import operator
 from types import ModuleType
 from typing import Any
 
-from numba.core import analysis, compiler, ir, ir_utils, rewrites, ssa, typed_passes, types, typing
+from numba.core import analysis, compiler, ir, ir_utils, ssa, typed_passes, types, typing
 from numba.core import untyped_passes as untyped
 from numba.core.codegen import JITCodeLibrary
 from numba.core.runtime.nrt import rtsys
+from numba.core.typing.templates import ConcreteTemplate
+from numba.extending import models, register_model
 
 
 class _Library(JITCodeLibrary):
@@ -71,14 +73,34 @@ class _Operator(types.Function):  # type: ignore[name-defined, misc]
         self._found: dict[Any, Any] = {}
 
     def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
-        """The signature for some types."""
+        """The signature for some types; a constant is a number as others."""
+        plain = tuple(types.unliteral(one) for one in args)
+        if all(isinstance(one, types.Number) for one in plain):
+            args = plain
         if args not in self._found:
-            self._found[args] = super().get_call_type(context, args, kws)
+            found = self._of_numbers(context, args) if args is plain else None
+            self._found[args] = found or super().get_call_type(context, args, kws)
         return self._found[args]
+
+    def _of_numbers(self, context: Any, args: Any) -> Any:
+        for one in self.templates:
+            if issubclass(one, ConcreteTemplate):
+                template = one(context)
+                found = template.apply(args, {})
+                if found is not None:
+                    self._impl_keys[found.args] = template.get_impl_key(found)
+                    return found
+        return None
+
+
+register_model(_Operator)(models.OpaqueModel)
+
+# Types of functions that kernels have in the place of Python's, which Numba would compile.
+OWN: dict[Any, Any] = {}
 
 
 class _Typing(typing.Context):
-    """Numba's own, with those operators."""
+    """Numba's own, with those operators and functions."""
 
     def __init__(self, context: Any) -> None:
         self.__dict__ = context.__dict__
@@ -86,11 +108,19 @@ class _Typing(typing.Context):
 
     def resolve_value_type(self, val: Any) -> Any:
         """The type of a value."""
-        if getattr(val, "__module__", None) != "_operator":
+        if val is min:
+            return OWN[val]
+        if val is not bool and getattr(val, "__module__", None) != "_operator":
             return super().resolve_value_type(val)
         if val not in self._operators:
             self._operators[val] = _Operator(super().resolve_value_type(val))
         return self._operators[val]
+
+    def resolve_static_getitem(self, value: Any, index: Any) -> Any:
+        """Nothing for pointers, which take any index."""
+        if isinstance(value, types.CPointer):
+            return None
+        return super().resolve_static_getitem(value, index)
 
 
 _typing = functools.cache(_Typing)
@@ -111,7 +141,6 @@ class _Steps:
         _fold_constants(function)
         analysis.rewrite_semantic_constants(function, state.args)
         analysis.dead_branch_prune(function, state.args)
-        rewrites.rewrite_registry.apply("before-inference", state)
         state.func_ir = function = ssa.reconstruct_ssa(function)
         function._definitions = ir_utils.build_definitions(function.blocks)
         analysis.dead_branch_prune(function, state.args)
@@ -149,11 +178,16 @@ def _fold(one: Any, known: dict[str, Any], spent: set[str]) -> None:
         if isinstance(value.value, ModuleType) or type(value.value) is int:
             known[one.target.name] = value.value
         return
+    if not isinstance(value, ir.Expr):
+        return
     operands: list[Any] = []
-    if isinstance(value, ir.Expr) and value.op == "getattr":
+    if value.op == "getattr":
         operands = [value.value]
-    elif isinstance(value, ir.Expr) and value.op == "binop" and value.fn is operator.add:
+    elif value.op == "binop" and value.fn is operator.add:
         operands = [value.lhs, value.rhs]
+    elif value.op == "getitem" and type(known.get(value.index.name)) is int:  # of a tuple
+        index = known[value.index.name]
+        one.value = ir.Expr.static_getitem(value.value, index, value.index, value.loc)
     if not operands or any(each.name not in known for each in operands):
         return
     numbers = [known[each.name] for each in operands]

@@ -13,6 +13,7 @@ from numba.extending import (
     typeof_impl,
 )
 
+from normgrad.backends.cpu import compiler
 from normgrad.backends.cpu.vectors.conversions import (
     F32,
     F64,
@@ -96,6 +97,22 @@ def _constant(kind, read):
 lanes = _constant(types.int64, lambda fmt: fmt.lanes)
 size_of = _constant(types.int64, lambda fmt: fmt.itemsize)
 fills_line = _constant(types.boolean, lambda fmt: fmt.fills_line)
+
+
+@intrinsic
+def _least(typingctx, *values):
+    """Python's ``min`` of integers: as Numba has it, a function for each kind of constant."""
+
+    def codegen(context, builder, signature, arguments):
+        least = arguments[0]
+        for one in arguments[1:]:
+            least = builder.select(builder.icmp_signed("<", least, one), least, one)
+        return least
+
+    return types.int64(*[types.int64] * len(values)), codegen
+
+
+compiler.OWN[min] = _least._numba_type_
 
 
 @intrinsic
