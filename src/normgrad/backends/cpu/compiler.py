@@ -9,12 +9,15 @@ import operator
 from types import ModuleType
 from typing import Any
 
-from numba.core import analysis, compiler, ir, ir_utils, ssa, typed_passes, types, typing
+from numba.core import analysis, compiler, ir, ir_utils, ssa, typed_passes, typing
+from numba.core import types as _types
 from numba.core import untyped_passes as untyped
 from numba.core.codegen import JITCodeLibrary
 from numba.core.runtime.nrt import rtsys
 from numba.core.typing.templates import ConcreteTemplate
 from numba.extending import models, register_model
+
+types: Any = _types  # names that mypy does not see
 
 
 class _Library(JITCodeLibrary):
@@ -65,7 +68,7 @@ class _Kernel(_Library):
             passes.run(self._final_module, builder)
 
 
-class _Operator(types.Function):  # type: ignore[name-defined, misc]
+class _Operator(types.Function):
     """An operator of Python, which is looked up once for each pair of types: Numba takes 0.3 ms."""
 
     def __init__(self, function: Any) -> None:
