@@ -62,11 +62,6 @@ class _Kernel(_Library):
         self._linking_libraries.reverse()
         super().finalize()
 
-    def _optimize_final_module(self) -> None:
-        passes, builder = self._codegen._module_pass_manager()
-        with self._recorded_timings.record("Module passes", builder):
-            passes.run(self._final_module, builder)
-
 
 class _Operator(types.Function):
     """An operator of Python, which is looked up once for each pair of types: Numba takes 0.3 ms."""
