@@ -93,7 +93,8 @@ class _Operator(types.Function):
 
 register_model(_Operator)(models.OpaqueModel)
 
-# Types of functions that kernels have in the place of Python's, which Numba would compile.
+# Types of functions of Python: operators that were met, and those that kernels have in the place of
+# what Numba would compile.
 OWN: dict[Any, Any] = {}
 
 
@@ -101,18 +102,16 @@ class _Typing(typing.Context):
     """Numba's own, with those operators and functions."""
 
     def __init__(self, context: Any) -> None:
-        self.__dict__ = context.__dict__
-        self._operators: dict[Any, _Operator] = {}
+        self.__dict__ = context.__dict__  # all that it knows, and learns
 
     def resolve_value_type(self, val: Any) -> Any:
         """The type of a value."""
-        if val is min:
-            return OWN[val]
-        if val is not bool and getattr(val, "__module__", None) != "_operator":
+        is_operator = getattr(val, "__module__", None) == "_operator"
+        if not (is_operator or val is bool or val is min):
             return super().resolve_value_type(val)
-        if val not in self._operators:
-            self._operators[val] = _Operator(super().resolve_value_type(val))
-        return self._operators[val]
+        if val not in OWN:
+            OWN[val] = _Operator(super().resolve_value_type(val))
+        return OWN[val]
 
     def resolve_static_getitem(self, value: Any, index: Any) -> Any:
         """Nothing for pointers, which take any index."""
