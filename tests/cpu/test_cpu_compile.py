@@ -1,6 +1,20 @@
-"""What compiling costs: how often Numba makes the same part."""
+"""What compiling costs, and that what is made with fewer steps computes the same."""
 
+import ctypes
+import gc
 from collections import Counter
+
+import numpy as np
+import pytest
+from numba.core import codegen, errors, types
+
+from normgrad.backends.cpu import jit
+from normgrad.backends.cpu.plan import slots
+
+if not jit.ENABLED:
+    pytest.skip("nothing is compiled", allow_module_level=True)
+
+from normgrad.backends.cpu.vectors.traced import Traced
 
 # A part is typed when the first caller's types are inferred: no machine code is needed to count.
 COMPILED = """
@@ -57,3 +71,68 @@ def test_no_part_is_compiled_for_a_constant(python):
     made = Counter(line.split()[0] for line in lines)
     assert {line for line in lines if not line.endswith(" 0")} == set()
     assert made["four_rows"] == made["sums"] == made["written"] == 1
+
+
+@jit.inner
+def part(slot, numbers, half):
+    """What kernels have that our compiler treats in its own way."""
+    at = slots.DY + slots.BY_OUTER + slot
+    least = min(at, 7 * slot, -slot // 2)
+    if half:
+        return numbers[1] + least, 0.5 * slot
+    return numbers[0] - min(at, slots.X), slot / 4
+
+
+@jit.inner
+def beside(slot):
+    """Another caller of the same part."""
+    whole, share = part(slot, (slot, slots.WIDTH), slot > 3)
+    return whole if share < 1.0 else -whole
+
+
+def task(slot):
+    total = slots.CODE
+    for one in range(-3, 8):
+        whole, share = part(one, (slot, 2 * slot), one % 2 == 0)
+        total += whole * 3 + np.int64(8 * share) + beside(one)
+    return np.int32(total)
+
+
+def test_a_kernel_computes_what_python_does_and_is_made_once(monkeypatch):
+    made = []
+    optimize = codegen.JITCodeLibrary._optimize_final_module
+
+    def counted(self):
+        made.append(self.name)
+        optimize(self)
+
+    monkeypatch.setattr(codegen.JITCodeLibrary, "_optimize_final_module", counted)
+    monkeypatch.setattr(jit, "cache_folder", lambda: None)
+    kernel = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(
+        jit.compiled(jit.ATTEND_SIGNATURE, task).address
+    )
+    # Parts are in it, and on their own no machine code is made of them.
+    assert [name for name in made if name in ("task", "part", "beside")] == ["task"]
+    for name, function in (("part", part), ("beside", beside)):
+        monkeypatch.setitem(globals(), name, function.py_func)
+    assert [kernel(slot) for slot in (-5, 0, 11)] == [task(slot) for slot in (-5, 0, 11)]
+
+
+def test_the_collector_is_as_it_was_after_compiling(monkeypatch):
+    monkeypatch.setattr(jit, "cache_folder", lambda: None)
+    before = gc.isenabled()
+    try:
+        for wanted in (gc.enable, gc.disable):
+            wanted()
+            was = gc.isenabled()
+            with pytest.raises(errors.NumbaError):
+                jit.compiled(jit.ATTEND_SIGNATURE, lambda address: address.unknown)
+            assert gc.isenabled() == was
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_what_is_traced_has_no_branches():
+    one = Traced(types.int64)
+    with pytest.raises(TypeError, match="no branches"):
+        bool(one)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from normgrad.backends.cpu.formulas.functions import normal, sigmoid
-from normgrad.backends.cpu.formulas.operations import at_most, in_type_of
-from normgrad.backends.cpu.vectors import FLUSHES_BF16
+from normgrad.backends.cpu.vectors import FLUSHES_BF16, at_most, in_type_of
 
 # The largest numbers that are rounded to 0, and the smallest that are rounded to 6.
 ZERO: Final = {

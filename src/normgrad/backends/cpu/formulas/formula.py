@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normgrad.backends.cpu.formulas.activations import ACTIVATIONS, ZERO
-from normgrad.backends.cpu.formulas.operations import (
+from normgrad.backends.cpu.vectors import (
     any_above,
     as_stored,
     bits_above,

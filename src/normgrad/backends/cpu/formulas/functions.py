@@ -5,7 +5,7 @@ What they lose is counted in `verify/activations.py`; constants are for float32 
 
 from typing import Any, Final
 
-from normgrad.backends.cpu.formulas.operations import absolute, at_most, fma, is_wide, times_power
+from normgrad.backends.cpu.vectors import absolute, at_most, fma, times_power
 
 _LOG2_E: Final = 1.4426950408889634
 # Adding it rounds to whole numbers, as it has no other digits.
@@ -74,6 +74,12 @@ _MILLS: Final = (
     ),
 )
 _MILLS_ENDS: Final = (16.0, 40.0)
+
+
+def is_wide(values: Any) -> bool:
+    """Whether lanes are float64."""
+    kind = getattr(values, "kind", None)
+    return bool(kind.wide) if kind is not None else values.dtype.itemsize == 8
 
 
 def polynomial(x: Any, factors: tuple[float, ...]) -> Any:

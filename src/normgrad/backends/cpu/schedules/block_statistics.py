@@ -23,6 +23,7 @@ from normgrad.backends.cpu.vectors import (
     splat,
     store_part,
     store_rounded,
+    traced,
     write,
     zero,
 )
@@ -102,7 +103,7 @@ def block_lost(form, flat, sums, columns, rows):
     return lost
 
 
-@jit.inlined
+@traced
 def read_three(flat, at, span):
     """Where a column is summed from, and both sums."""
     return read(flat, at + 2 * span), read(flat, at), read(flat, at + span)

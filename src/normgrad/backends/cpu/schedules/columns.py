@@ -11,13 +11,14 @@ from normgrad.backends.cpu.vectors import (
     store,
     store_part,
     stream,
+    traced,
 )
 
 # How far ahead of its use a line is asked for, in bytes.
 AHEAD = 4096
 
 
-@jit.inlined
+@traced
 def column_factors(flat, at, span):
     """The factors of a vector of columns; those that a formula does not read are not loaded."""
     return (
@@ -29,7 +30,7 @@ def column_factors(flat, at, span):
     )
 
 
-@jit.inlined
+@traced
 def last_factors(flat, at, span, left):
     """The same of the last columns."""
     return (
@@ -41,7 +42,7 @@ def last_factors(flat, at, span, left):
     )
 
 
-@jit.inlined
+@traced
 def share_of_two(form, d0, x0, d1, x1, v):
     """Both sums of two elements."""
     t1 = form.centre(x1, v[0])
@@ -150,7 +151,7 @@ def add_rows(
         x += done * x_step
 
 
-@jit.inlined
+@traced
 def add_row(form, fmt, flat, dy, x, factors, at, below):
     """Add a vector of a row into both rows of sums."""
     v = column_factors(flat, factors, below)

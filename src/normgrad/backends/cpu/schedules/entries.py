@@ -16,6 +16,7 @@ from normgrad.backends.cpu.vectors import (
     splat,
     square_root,
     store_rounded,
+    traced,
     with_lane,
     zero,
 )
@@ -34,7 +35,7 @@ from normgrad.backends.cpu.vectors.formats import (
 )
 
 
-@jit.inlined
+@traced
 def load_wide(flat, address, part):
     """The first of eight numbers of the compute type, in float64 lanes."""
     if size_of(flat) == 8:

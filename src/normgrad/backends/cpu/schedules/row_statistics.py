@@ -26,6 +26,7 @@ from normgrad.backends.cpu.vectors import (
     store,
     total,
     totals_in_lanes,
+    traced,
     with_lane,
     write,
     zero,
@@ -125,7 +126,7 @@ def row_factors(
         write(F64, factors + CONSTANT, constant)
 
 
-@jit.inlined
+@traced
 def row_start(form, fmt, d, x):
     """From where distances of a row are measured."""
     return form.row_start(read(fmt, d), read(fmt, x))

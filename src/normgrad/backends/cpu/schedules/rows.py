@@ -39,18 +39,19 @@ from normgrad.backends.cpu.vectors import (
     store,
     store_part,
     stream,
+    traced,
     write,
 )
 from normgrad.backends.cpu.vectors.formats import F64
 
 
-@jit.inlined
+@traced
 def factor(fmt, at):
     """One of a row's factors in every lane."""
     return splat(fmt, read(F64, at))
 
 
-@jit.inlined
+@traced
 def factor_of_four(fmt, at):
     """The same of each of four rows."""
     return (
@@ -61,13 +62,13 @@ def factor_of_four(fmt, at):
     )
 
 
-@jit.inlined
+@traced
 def four_loaded(fmt, at, step):
     """A vector of each of four rows."""
     return load(fmt, at), load(fmt, at + step), load(fmt, at + 2 * step), load(fmt, at + 3 * step)
 
 
-@jit.inlined
+@traced
 def four_parts(fmt, at, step, part):
     """The first lanes of the same."""
     return (
@@ -78,7 +79,7 @@ def four_parts(fmt, at, step, part):
     )
 
 
-@jit.inlined
+@traced
 def four_centred(form, d, x, m, s, g, h):
     """What the formula sees of four elements of dy, and of x."""
     t0, t1 = form.row_distance(d[0], x[0], m[0]), form.row_distance(d[1], x[1], m[1])
@@ -101,7 +102,7 @@ def four_added(form, flat, d, t, s, sums, apart, adding, weighing):
     return w0, w1, w2, w3
 
 
-@jit.inlined
+@traced
 def four_results(form, w, t, s, g, h, x_factor, constant):
     """What is written of four rows."""
     return (
@@ -112,19 +113,19 @@ def four_results(form, w, t, s, g, h, x_factor, constant):
     )
 
 
-@jit.inlined
+@traced
 def four_met(form, d, x):
     """What the norm meets of four elements of both tensors."""
     return form.met(d[0], x[0]), form.met(d[1], x[1]), form.met(d[2], x[2]), form.met(d[3], x[3])
 
 
-@jit.inlined
+@traced
 def four_more(r, e):
     """Four vectors and four more."""
     return r[0] + e[0], r[1] + e[1], r[2] + e[2], r[3] + e[3]
 
 
-@jit.inlined
+@traced
 def four_stored(fmt, at, step, r):
     """A vector into each of four rows."""
     store(fmt, at, r[0])
@@ -133,7 +134,7 @@ def four_stored(fmt, at, step, r):
     store(fmt, at + 3 * step, r[3])
 
 
-@jit.inlined
+@traced
 def four_streamed(fmt, at, step, r, after):
     """Two vectors into each of four rows, past the cache."""
     stream(fmt, at, r[0], after[0])
@@ -142,7 +143,7 @@ def four_streamed(fmt, at, step, r, after):
     stream(fmt, at + 3 * step, r[3], after[3])
 
 
-@jit.inlined
+@traced
 def four_parts_stored(fmt, at, step, r, part):
     """The first lanes of a vector into each of four rows."""
     store_part(fmt, at, r[0], part)

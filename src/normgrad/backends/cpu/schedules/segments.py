@@ -19,6 +19,7 @@ from normgrad.backends.cpu.vectors import (
     stream_line,
     stream_pair,
     total,
+    traced,
     zero,
 )
 from normgrad.backends.cpu.vectors.formats import F64
@@ -34,7 +35,7 @@ _PREFETCH_SEGMENTS = 4
 PREFETCH_BYTES = 2560
 
 
-@jit.inner
+@traced
 def ask_pair(fmt, address):
     """Ask for the lines of two vectors."""
     prefetch(address)
@@ -42,7 +43,7 @@ def ask_pair(fmt, address):
         prefetch(address + 64)
 
 
-@jit.inlined
+@traced
 def ask(form, dy, x):
     """Ask for a line of each tensor."""
     prefetch(x)
@@ -50,7 +51,7 @@ def ask(form, dy, x):
         prefetch(dy)
 
 
-@jit.inlined
+@traced
 def ask_pairs(form, fmt, dy, x):
     """Ask for the lines of two vectors of each tensor."""
     ask_pair(fmt, x)
@@ -58,7 +59,7 @@ def ask_pairs(form, fmt, dy, x):
         ask_pair(fmt, dy)
 
 
-@jit.inlined
+@traced
 def two_sum_step(fmt, joined, rest, term):
     """A sum with one more term, and what all its roundings have lost (Knuth's two-sum).
 
@@ -81,13 +82,13 @@ def two_sum_result(joined, rest):
     return joined if np.isnan(rest) else joined + rest
 
 
-@jit.inlined
+@traced
 def rounded(fmt, value):
     """As vectors hold it."""
     return total(splat(fmt, value)) / lanes(fmt)
 
 
-@jit.inlined
+@traced
 def splats(fmt, factors):
     """The factors of an element in every lane."""
     mean, dy_factor, beta, x_factor, constant = factors

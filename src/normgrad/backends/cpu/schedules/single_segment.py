@@ -29,6 +29,7 @@ from normgrad.backends.cpu.vectors import (
     size_of,
     splat,
     store_rounded,
+    traced,
     with_lane,
     write,
     zero,
@@ -42,7 +43,7 @@ def distance(params, role):
     return params[role + (slots.BY_GROUP if params[slots.BY_ROW] else slots.BY_CHANNEL)]
 
 
-@jit.inlined
+@traced
 def factors_of(fmt, flat, factors, lane):
     """The factors of one of eight slabs, in every lane."""
     at = factors + lane * size_of(flat)

@@ -6,9 +6,9 @@ import sys
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from normgrad.backends.cpu.vectors.conversions import I32, I64, X86, call, pointer
+from normgrad.backends.cpu.vectors.traced import intrinsic
 
 _LINUX = sys.platform.startswith("linux")
 CPUS = 1024  # as many as Linux's sets of processors have room for

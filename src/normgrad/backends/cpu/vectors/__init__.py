@@ -22,6 +22,7 @@ _MEMORY = _one_of("vectors.lowering")
 _NUMBERS = _one_of("vectors.arithmetic")
 _NUMERALS = _one_of("vectors.conversions")
 _MOVES = _one_of("vectors.moves")
+_TRACED = _one_of("vectors.traced")
 
 FLUSHES_BF16: bool = _NUMERALS.FLUSHES_BF16
 absolute = _NUMBERS.absolute
@@ -69,6 +70,7 @@ take_byte = _MEMORY.take_byte
 times_power = _NUMBERS.times_power
 total = _NUMBERS.total
 totals_in_lanes = _NUMBERS.totals_in_lanes
+traced = _TRACED.traced
 transpose = _MOVES.transpose
 widen = _NUMBERS.widen
 with_lane = _NUMBERS.with_lane

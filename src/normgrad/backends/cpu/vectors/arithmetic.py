@@ -6,7 +6,6 @@ from llvmlite import ir
 from numba import types
 from numba.core.imputils import lower_constant
 from numba.extending import (
-    intrinsic,
     lower_builtin,
     models,
     register_model,
@@ -14,8 +13,19 @@ from numba.extending import (
     typeof_impl,
 )
 
-from normgrad.backends.cpu.vectors.conversions import F32, F64, I32, I64, SCALES, call, const
+from normgrad.backends.cpu import compiler
+from normgrad.backends.cpu.vectors.conversions import (
+    F32,
+    F64,
+    I32,
+    I64,
+    SCALES,
+    call,
+    const,
+    spread,
+)
 from normgrad.backends.cpu.vectors.formats import Format
+from normgrad.backends.cpu.vectors.traced import Traced, intrinsic
 
 
 class FormatType(types.Type):
@@ -68,33 +78,41 @@ def lanes_of(fmt):
     return LanesType(fmt.wide, fmt.lanes)
 
 
-def spread(builder, scalar, count):
-    """A number in every lane."""
-    vector = builder.insert_element(
-        ir.Constant(ir.VectorType(scalar.type, count), ir.Undefined), scalar, I32(0)
-    )
-    order = ir.Constant(ir.VectorType(I32, count), [0] * count)
-    return builder.shuffle_vector(vector, vector, order)
+def _constant(kind, read):
+    """A number of a format, which traced functions see as Python's."""
+
+    @intrinsic
+    def constant(typingctx, fmt):
+        def codegen(context, builder, signature, arguments):
+            return context.get_constant(kind, read(fmt.fmt))
+
+        return kind(fmt), codegen
+
+    constant.traced = lambda fmt: read(fmt.kind.fmt if isinstance(fmt, Traced) else fmt)
+    return constant
+
+
+# How many elements a vector of a format has, the bytes of a stored one, and whether a stored vector
+# is a cache line, not half of one.
+lanes = _constant(types.int64, lambda fmt: fmt.lanes)
+size_of = _constant(types.int64, lambda fmt: fmt.itemsize)
+fills_line = _constant(types.boolean, lambda fmt: fmt.fills_line)
 
 
 @intrinsic
-def lanes(typingctx, fmt):
-    """How many elements a vector of this format has."""
+def _least(typingctx, *values):
+    """Python's ``min`` of integers: as Numba has it, a function for each kind of constant."""
 
     def codegen(context, builder, signature, arguments):
-        return I64(fmt.fmt.lanes)
+        least = arguments[0]
+        for one in arguments[1:]:
+            least = builder.select(builder.icmp_signed("<", least, one), least, one)
+        return least
 
-    return types.int64(fmt), codegen
+    return types.int64(*[types.int64] * len(values)), codegen
 
 
-@intrinsic
-def size_of(typingctx, fmt):
-    """Bytes of one stored element."""
-
-    def codegen(context, builder, signature, arguments):
-        return I64(fmt.fmt.itemsize)
-
-    return types.int64(fmt), codegen
+compiler.OWN[min] = _least._numba_type_
 
 
 @intrinsic
@@ -106,16 +124,6 @@ def hidden_constant(typingctx, value):
         return arguments[0]
 
     return kind(kind), codegen
-
-
-@intrinsic
-def fills_line(typingctx, fmt):
-    """Whether a stored vector of this format is a cache line, not half of one."""
-
-    def codegen(context, builder, signature, arguments):
-        return ir.Constant(ir.IntType(1), int(fmt.fmt.fills_line))
-
-    return types.boolean(fmt), codegen
 
 
 @intrinsic

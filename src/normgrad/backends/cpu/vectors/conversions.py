@@ -191,3 +191,12 @@ def _to_odd(builder, values):
     even = builder.icmp_unsigned("==", builder.and_(bits, one), const(whole, 0))
     inexact = builder.fcmp_ordered("!=", values, back)
     return builder.bitcast(builder.select(builder.and_(even, inexact), moved, bits), single.type)
+
+
+def spread(builder, scalar, count):
+    """A number in every lane."""
+    vector = builder.insert_element(
+        ir.Constant(ir.VectorType(scalar.type, count), ir.Undefined), scalar, I32(0)
+    )
+    order = ir.Constant(ir.VectorType(I32, count), [0] * count)
+    return builder.shuffle_vector(vector, vector, order)

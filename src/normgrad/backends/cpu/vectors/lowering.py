@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from normgrad.backends.cpu.vectors.arithmetic import lanes_of, spread
+from normgrad.backends.cpu.vectors.arithmetic import lanes_of
 from normgrad.backends.cpu.vectors.conversions import (
     F16,
     F32,
@@ -21,8 +20,10 @@ from normgrad.backends.cpu.vectors.conversions import (
     narrowed,
     pointer,
     rounded_once,
+    spread,
     widened,
 )
+from normgrad.backends.cpu.vectors.traced import intrinsic
 
 _LINE = 64
 

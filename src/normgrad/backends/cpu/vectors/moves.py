@@ -2,9 +2,9 @@
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from normgrad.backends.cpu.vectors.conversions import I16, I32, I64, pointer
+from normgrad.backends.cpu.vectors.traced import intrinsic
 
 _BITS = {2: I16, 4: I32, 8: I64}
 _LINE = ir.VectorType(I64, 8)
