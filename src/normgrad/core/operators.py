@@ -47,6 +47,10 @@ ACTIVATIONS: Final = (
     *("relu", "relu6", "leaky_relu"),
     *("silu", "gelu", "gelu_tanh", "hardswish"),
 )
+# Of the vendors' interfaces alone: z * sigmoid(scale * z).
+SWISH: Final = "swish"
+# Those with a number of their own, ``Spec.negative_slope``.
+NUMBERED: Final = ("leaky_relu", SWISH)
 
 # How the axes of the data are read, and so what shares a statistic: "channels" has one axis of
 # channels and a statistic for each; "groups" the samples' axis, then one of channels, and a

@@ -1,4 +1,4 @@
-"""What aclnn's stages must answer to wrong calls (products: Ascend 950, the widest)."""
+"""What aclnn's stages must answer to wrong calls, as the product that is set has it."""
 
 import ctypes
 import functools
@@ -9,16 +9,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from normgrad.aclnn.constants import (
+    ACL_BF16,
     ACL_FLOAT8_E4M3FN,
     ACL_FLOAT16,
     ACL_FORMAT_NC1HWC0,
+    ACL_FORMAT_NHWC,
     ACL_INT32,
 )
-from normgrad.aclnn.status import ACL_SUCCESS, INVALID, NULLPTR, SPENT
+from normgrad.aclnn.products import SETTINGS, Product
+from normgrad.aclnn.status import ACL_SUCCESS, INVALID, NO_KERNEL, NULLPTR, SPENT
 from normgrad.aclnn.table import Page
 from normgrad.core.operators import DATA, OPERATORS, Op
 from normgrad.verify.cases import Case
-from normgrad.verify.clib.aclnn_call import Argument, arguments_of
+from normgrad.verify.clib.aclnn_call import (
+    PARAMETERS_GIVEN,
+    WIDER_ON_950,
+    WIDER_WITH_BF16,
+    Argument,
+    arguments_of,
+    takes_wider_vectors,
+)
 from normgrad.verify.clib.job import answered, arrays_of
 from normgrad.verify.foreign import Outcome
 from normgrad.verify.problem import HostArray, make_problem
@@ -32,7 +42,9 @@ Change = Callable[[dict[str, Argument]], dict[str, Argument]]
 
 def calls(page: Page) -> list[str]:
     """The names of an operator's checks."""
-    return [*_changes(page), *_WHOLE]
+    product = SETTINGS.product
+    whole = [name for name in _WHOLE if product.key not in page.lacks or name != _TWICE]
+    return [*changes(page, product), *whole]
 
 
 def check(library: "Aclnn", page: Page, call: str, blank: Outcome) -> Outcome:
@@ -40,7 +52,7 @@ def check(library: "Aclnn", page: Page, call: str, blank: Outcome) -> Outcome:
     arguments = {one.name: one for one in _usual(page)}
     if call in _WHOLE:
         return _WHOLE[call](library, page.name, list(arguments.values()), blank)
-    want, change = _changes(page)[call]
+    want, change = changes(page, SETTINGS.product)[call]
     changed = list({**arguments, **change(arguments)}.values())
     placed = library.place(changed)
     size, executor = ctypes.c_uint64(_MARK), ctypes.c_void_p(_MARK)
@@ -68,7 +80,8 @@ def _usual(page: Page) -> tuple[Argument, ...]:
     """A valid call: 2 samples, 6 channels in 3 groups, 4 positions."""
     axes = OPERATORS[page.op].axes
     case = Case(id="status", op=page.op, shape=(2, 6, 4), num_groups=3 if axes == "groups" else 1)
-    added = any(one.role == "residual" for one in page.parameters)
+    names = {one.role or one.name for one in page.parameters}
+    added = "residual" in names and "alpha" not in names
     case = replace(case, running=page.op is Op.BATCH_NORM, residual=added)
     case = replace(case, activation=page.activation)
     if page.op is Op.BATCH_NORM_GATHER_STATS:
@@ -100,13 +113,16 @@ def _longer(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @functools.cache
-def _changes(page: Page) -> dict[str, tuple[int, Change]]:
+def changes(page: Page, product: Product) -> dict[str, tuple[int, Change]]:
     """Stage 1 with one thing wrong: the status it must return, and the change."""
+    if product.key in page.lacks:
+        return _lacking(page)
     made: dict[str, tuple[int, Change]] = {"all in order": (ACL_SUCCESS, lambda arguments: {})}
     lonely = len([one for one in _usual(page) if one.role in DATA and one.value is not None]) == 1
     for one in _usual(page):
         if one.kind in ("tensor", "mask", "sizes") and one.value is not None:
-            want = NULLPTR if one.required else ACL_SUCCESS
+            left_out = not one.required and (product.mixed or page.name not in PARAMETERS_GIVEN)
+            want = ACL_SUCCESS if left_out else NULLPTR
             made[f"{one.name} null"] = (want, _set(one.name, value=None))
         if one.kind == "tensor" and one.value is not None and one.role != "counter":
             made[f"{one.name} of type INT32"] = (INVALID, _set(one.name, dtype=ACL_INT32))
@@ -127,7 +143,38 @@ def _changes(page: Page) -> dict[str, tuple[int, Change]]:
             ACL_SUCCESS,
             _together(unwanted, _set(first.name, value=None)),
         )
-    return made | _of_rules(page)
+    return made | _of_rules(page) | _of_product(page, product)
+
+
+def _lacking(page: Page) -> dict[str, tuple[int, Change]]:
+    """An operator that the product lacks: null is found before that, all else is not looked at."""
+    first = page.tensors[0][1].name
+    return {
+        "on this product": (NO_KERNEL, lambda arguments: {}),
+        f"{first} null": (NULLPTR, _set(first, value=None)),
+        f"{first} of type INT32": (NO_KERNEL, _set(first, dtype=ACL_INT32)),
+    }
+
+
+def _of_product(page: Page, product: Product) -> dict[str, tuple[int, Change]]:
+    """What products differ in: types, wider vectors, channels that come last."""
+    arguments = [one for one in _usual(page) if one.kind == "tensor" and one.value is not None]
+    usual = [one for one in arguments if not page.parameter(one.name).types]
+    data = [one.name for one in usual if one.role in DATA]
+    made: dict[str, tuple[int, Change]] = {}
+    if ACL_BF16 not in product.floats:
+        for one in usual:
+            made[f"{one.name} of type BF16"] = (INVALID, _set(one.name, dtype=ACL_BF16))
+    if page.name in (*WIDER_ON_950, *WIDER_WITH_BF16):
+        want = ACL_SUCCESS if takes_wider_vectors(page, product) else INVALID
+        made["data of F16, vectors of F32"] = (
+            want,
+            _together(*(_set(name, dtype=ACL_FLOAT16) for name in data)),
+        )
+    if page.channels_last and not product.channels_last:
+        last = _together(*(_set(name, form=ACL_FORMAT_NHWC) for name in data))
+        made["channels last"] = (INVALID, last)
+    return made
 
 
 _MIXED = ("aclnnBatchNormElemtBackward", "aclnnAddLayerNorm")  # types may differ
@@ -206,9 +253,10 @@ def _stage_two_twice(
     return answered(blank, code, SPENT)
 
 
+_TWICE = "stage 2 twice"
 _WHOLE: dict[str, Callable[["Aclnn", str, list[Argument], Outcome], Outcome]] = {
     "workspaceSize null": _null_out(0),
     "executor null": _null_out(1),
     "stage 2 with a null executor": _stage_two_null,
-    "stage 2 twice": _stage_two_twice,
+    _TWICE: _stage_two_twice,
 }

@@ -384,7 +384,9 @@ def factors_of(
             if above == 0:
                 moments = (count + t1 * 0.0, x_factor, t2)
                 once = ok & (channel % GROUP_SIZE == 0)
-                store_statistics(results, statistic, moments, momentum, eps, once, VARIANCE)
+                store_statistics(
+                    results, statistic, moments, momentum, eps, once, VARIANCE, FORMULA.biased
+                )
         else:
             # The sums of group norm have gamma inside.
             factor = rs if GROUP else rs * weight

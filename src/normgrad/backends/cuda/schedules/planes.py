@@ -551,7 +551,9 @@ def plane_slabs(
                 centre, scale = near + t1, rs * gain
                 if member == 0:
                     moments = (count + t1 * 0.0, centre, t2)
-                    store_statistics(results, which, moments, momentum, eps, None, VARIANCE)
+                    store_statistics(
+                        results, which, moments, momentum, eps, None, VARIANCE, FORMULA.biased
+                    )
                 if BLOCK_CHANNELS > 1:
                     centre, scale = _spread(centre, scale, col_chan)
                     shift, _ = _spread(shift, shift, col_chan)
