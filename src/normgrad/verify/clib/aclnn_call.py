@@ -51,9 +51,9 @@ def _argument(page: Page, one: Parameter, case: Case, hosts: dict[str, HostArray
     more: dict[str, Any] = {"required": one.required, "writes": one.writes}
     value = hosts.get(role)
     if value is None and role == "residual":  # of a gradient, whose cases have the sum
-        share = WEIGHT_OF_X if _weighted(page) else 0.0
         x = hosts["x"]
-        value = HostArray(host_memory.narrow(share * x.values, x.dtype), x.dtype)
+        rest = WEIGHT_OF_X * x.values if _weighted(page) else np.zeros(x.array.shape)
+        value = HostArray(host_memory.narrow(rest, x.dtype), x.dtype)
     if value is None and role == "dshortcut":
         value = nan_like(hosts["dx"].tensor)
     if not role and one.required:  # looked at for its sizes alone

@@ -1,0 +1,80 @@
+"""What `check --lib` asks of stage 1, asked of the Python functions, for every product."""
+
+import numpy as np
+import pytest
+
+from normgrad import aclnn
+from normgrad.aclnn.pages import PAGES
+from normgrad.aclnn.products import PRODUCTS
+from normgrad.verify.clib import aclnn as vendors
+from normgrad.verify.clib import aclnn_status
+
+
+def value_of(one):
+    """An argument as the Python functions take it; a false type has the shape of the right one."""
+    value = one.value
+    if value is None:
+        return None
+    if one.kind == "mask":
+        return aclnn.aclCreateBoolArray(value, len(value))
+    if one.kind == "sizes":
+        return aclnn.aclCreateIntArray(value, len(value))
+    if one.kind != "tensor":
+        return value
+    shape = value.tensor.shape
+    kind = vendors._DTYPES[value.dtype] if one.dtype is None else one.dtype
+    array = np.ones(max(value.array.size, 1) * 8, np.uint8)
+    return aclnn.aclCreateTensor(
+        shape, len(shape), kind, None, 0, one.form, shape, len(shape), memory(array.size)
+    )
+
+
+def memory(size):
+    assert aclnn.aclrtSetDevice(0) == 0
+    status, pointer = aclnn.aclrtMalloc(size)
+    assert status == 0
+    held.append(pointer)
+    return pointer
+
+
+held = []
+
+
+@pytest.fixture(autouse=True)
+def _given_back():
+    yield
+    while held:
+        assert aclnn.aclrtFree(held.pop()) == 0
+
+
+@pytest.mark.parametrize("key", PRODUCTS)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_rule(page, key):
+    product = PRODUCTS[key]
+    aclnn.set_product(key)
+    asked = aclnn_status.changes(page, product)
+    stage = getattr(aclnn, f"{page.name}GetWorkspaceSize")
+    usual = {one.name: one for one in aclnn_status._usual(page)}
+    for call, (want, change) in asked.items():
+        arguments = {**usual, **change(usual)}
+        status, size, executor = stage(*(value_of(one) for one in arguments.values()))
+        assert status == want, (call, aclnn.aclGetRecentErrMsg())
+        if status:
+            assert (size, executor) == (0, None)
+            assert aclnn.aclGetRecentErrMsg().startswith(f"{page.name}GetWorkspaceSize: ")
+        else:
+            assert aclnn.aclDestroyAclOpExecutor(executor) == 0
+
+
+def test_products_differ_in_their_rules():
+    """Each has an operator that another lacks, or rules of its own for one."""
+    rules = {
+        key: [
+            {call: want for call, (want, _) in aclnn_status.changes(page, product).items()}
+            for page in PAGES
+        ]
+        for key, product in PRODUCTS.items()
+    }
+    assert rules["atlas-a2"] == rules["atlas-a3"]
+    apart = [one for key, one in rules.items() if key != "atlas-a3"]
+    assert all(one != other for at, one in enumerate(apart) for other in apart[:at])
