@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from normgrad.aclnn.constants import ACL_BF16, ACL_FORMAT_ND, ACL_FORMAT_NHWC
-from normgrad.aclnn.products import SETTINGS, Product
+from normgrad.aclnn.products import Product
 from normgrad.aclnn.request import INFERENCE
 from normgrad.aclnn.table import Page, Parameter
 from normgrad.arrays import host_memory
@@ -180,7 +180,7 @@ def result_dtype(page: Page, role: str, problem: Problem, usual: str) -> str:
     (one,) = [one for one in page.parameters if role in (one.role, one.writes)]
     if one.types:
         return "float32"
-    if page.activation and role in STATISTICS and SETTINGS.product.mixed:
+    if page.activation and role in STATISTICS:
         beside = problem.operands.get("gamma") or problem.operands.get("beta")
         return beside.dtype if beside else problem.dtype
     return problem.dtype if page.one_type else usual
