@@ -7,15 +7,15 @@ copy of hicann/ops-nn. What each should print is computed here, in float64, from
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from normgrad.aclnn.pages import PAGES
-from normgrad.capi import packages
 
-from .conftest import HERE, execute
+from .conftest import HERE, SRC, execute
 
 BY_NAME = {page.name: page for page in PAGES}
 # Reads beyond its vectors (8 means for 16 elements): what it prints depends on other memory.
@@ -292,7 +292,13 @@ FORMULAS = {
 def test_every_printed_number(capi, source, tmp_path):
     text = source.read_text(errors="replace")
     program = tmp_path / source.stem
-    flags = (*packages.compile_flags(capi.prefix), *packages.link_flags(capi.prefix))
+    flags = subprocess.run(
+        [sys.executable, "-m", "normgrad", "capi-flags", "--prefix", str(capi.prefix)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(SRC)},
+    ).stdout.split()
     line = ["g++", "-std=c++11", str(source), *flags, "-o", str(program)]
     built = subprocess.run(line, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
