@@ -72,14 +72,15 @@ def test_training_steps_are_pytorchs(capi, source):
 
 
 @pytest.mark.cuda
-def test_training_steps_on_a_gpu(capi):
+@pytest.mark.parametrize("source", STEPS)
+def test_training_steps_on_a_gpu(capi, source):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")
-    program = capi.compile(ROOT / "examples" / "c" / "training_step.cpp")
-    done = execute(program, NORMGRAD_DEVICE="cuda")
+    program = capi.compile(ROOT / "examples" / "c" / source)
+    done = execute(program, "gpu", NORMGRAD_DEVICE="cuda")
     assert done.returncode == 0, done.stderr
-    trained.compare(done.stdout, trained.expected())
+    trained.compare(done.stdout, trained.expected(**STEPS[source]))
 
 
 @pytest.mark.cuda
