@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from normgrad.aclnn.constants import (
     ACL_FLOAT8_E4M3FN,
     ACL_FLOAT16,
     ACL_FORMAT_NC1HWC0,
+    ACL_FORMAT_NCHW,
     ACL_FORMAT_NHWC,
     ACL_INT32,
 )
@@ -84,6 +86,7 @@ def _usual(page: Page) -> tuple[Argument, ...]:
     added = "residual" in names and "alpha" not in names
     case = replace(case, running=page.op is Op.BATCH_NORM, residual=added)
     case = replace(case, activation=page.activation)
+    case = replace(case, both_statistics=page.op is Op.BATCH_NORM_BACKWARD)
     if page.op is Op.BATCH_NORM_GATHER_STATS:
         case = replace(case, shape=(3, 6), running=True, counts_dtype="float32")
     problem = make_problem(case, "float32")
@@ -133,9 +136,9 @@ def changes(page: Page, product: Product) -> dict[str, tuple[int, Change]]:
                 made[f"{one.name} {words}"] = (page.shape_error, _shaped(one.name, longer))
     data = next(one.name for one in _usual(page) if one.role in ("dy", "x"))
     made[f"{data} of type FLOAT8_E4M3FN"] = (INVALID, _set(data, dtype=ACL_FLOAT8_E4M3FN))
-    alone = any(one.role in ("dx", "y", "dy") for one in _usual(page) if one.name != data)
-    if alone and page.name not in _MIXED:
-        made[f"{data} alone F16"] = (INVALID, _set(data, dtype=ACL_FLOAT16))
+    for one in _untyped(page):
+        want = ACL_SUCCESS if _may_differ(page, one) else INVALID
+        made[f"{one.name} alone F16"] = (want, _set(one.name, dtype=ACL_FLOAT16))
     for first in [one for one in page.parameters if one.when == "outputMask[0]"]:
         made["outputMask of two"] = (INVALID, _set("outputMask", value=[True, True]))
         unwanted = _set("outputMask", value=[False, True, True])
@@ -143,7 +146,7 @@ def changes(page: Page, product: Product) -> dict[str, tuple[int, Change]]:
             ACL_SUCCESS,
             _together(unwanted, _set(first.name, value=None)),
         )
-    return made | _of_rules(page) | _of_product(page, product)
+    return made | _of_rules(page) | _of_types(page) | _of_product(page, product)
 
 
 def _lacking(page: Page) -> dict[str, tuple[int, Change]]:
@@ -179,7 +182,35 @@ def _of_product(page: Page, product: Product) -> dict[str, tuple[int, Change]]:
     return made
 
 
-_MIXED = ("aclnnBatchNormElemtBackward", "aclnnAddLayerNorm")  # types may differ
+def _untyped(page: Page) -> list[Argument]:
+    """The tensors that have no types of their own."""
+    return [
+        one
+        for one in _usual(page)
+        if one.kind == "tensor" and one.value is not None and not page.parameter(one.name).types
+    ]
+
+
+# Types may differ: of every tensor, of those that are no data, of some.
+_FREE = ("BatchNormElemtBackward", "BatchNormStats", "BatchNormGatherStatsWithCounts")
+_FREE_VECTORS = ("BatchNorm", "BatchNormElemt", "BatchNormReduceBackward")
+_FREE_TENSORS = ("meanOutOptional", "rstdOutOptional", "x1", "x2")
+
+
+def _may_differ(page: Page, one: Argument) -> bool:
+    """Whether a tensor may be F16 where all else is F32."""
+    name = page.name.removeprefix("aclnn")
+    if name in _FREE_VECTORS:
+        return one.role not in DATA
+    return name in _FREE or (one.name in _FREE_TENSORS and not page.one_type)
+
+
+# Where formats are looked at, and must be one.
+_ONE_FORMAT = (
+    *("aclnnBatchNorm", "aclnnBatchNormBackward", "aclnnBatchNormElemt"),
+    *("aclnnBatchNormReduceBackward", "aclnnGroupNorm"),
+)
+_FORMATS = (*_ONE_FORMAT, *(f"aclnn{name}" for name in _FREE))
 _NINE = (1, 1, 1, 1, 1, 1, 1, 6, 4)
 
 
@@ -188,8 +219,13 @@ def _of_rules(page: Page) -> dict[str, tuple[int, Change]]:
     arguments = {one.name: one for one in _usual(page)}
     data = [one.name for one in arguments.values() if one.role in ("dy", "x", "dx", "y")]
     made: dict[str, tuple[int, Change]] = {}
+    if page.name in _FORMATS:
+        first, *others = data if "input" not in arguments else dict.fromkeys(["input", *data])
+        private = (_set(name, form=ACL_FORMAT_NC1HWC0) for name in (first, *others))
+        made["private format"] = (INVALID, _together(*private))
+        if page.name in _ONE_FORMAT:
+            made["two formats"] = (INVALID, _set(others[0], form=ACL_FORMAT_NCHW))
     if page.channels_last:
-        made["private format"] = (INVALID, _set("input", form=ACL_FORMAT_NC1HWC0))
         made["one axis"] = (INVALID, _together(*(_shaped(name, (6,)) for name in data)))
         made["nine axes"] = (INVALID, _together(*(_shaped(name, _NINE) for name in data)))
     if page.needs_channels:
@@ -207,12 +243,77 @@ def _of_rules(page: Page) -> dict[str, tuple[int, Change]]:
     if "HxW" in arguments:
         made["N negative"] = (INVALID, _set("N", value=-2))
         made["HxW off"] = (INVALID, _set("HxW", value=5))
+    made |= _of_parameters(page, arguments)
     if page.name == "aclnnAddRmsNorm":
         made["xOut null"] = (NULLPTR, _set("xOut", value=None))  # without it no rstdOut
     if "implMode" in arguments:
         made["implMode 3"] = (INVALID, _set("implMode", value=3))
         made["implMode 2 with F32"] = (INVALID, _set("implMode", value=2))
     return made
+
+
+def _of_parameters(page: Page, arguments: dict[str, Argument]) -> dict[str, tuple[int, Change]]:
+    """Parameters of other axes, numbers out of range."""
+    made: dict[str, tuple[int, Change]] = {}
+    gamma = arguments.get("gamma")
+    if gamma is not None and page.parameter("gamma").shape == "tail":
+        made["gamma without axes"] = (page.shape_error, _shaped("gamma", ()))
+        made["gamma of three axes"] = (page.shape_error, _shaped("gamma", (1, 6, 4)))
+    if gamma is not None and OPERATORS[page.op].axes == "groups" and "HxW" not in arguments:
+        made["gamma of two axes"] = (INVALID, _shaped("gamma", (6, 1)))
+    if "weightOptional" in arguments:
+        made["weight of each sample"] = (INVALID, _shaped("weightOptional", (2, 1, 4)))
+        made["input without axes"] = (INVALID, _shaped("input", ()))
+    if "biasOptional" in arguments and "x1" in arguments:
+        made["biasOptional of another shape"] = (page.shape_error, _shaped("biasOptional", (6,)))
+    if page.op is Op.GROUP_NORM:
+        want = ACL_SUCCESS if page.name == "aclnnGroupNormSwish" else INVALID
+        made["eps 0"] = (want, _set("eps", value=0.0))
+    for name, wrong in (("numGroups", 0), ("alpha", math.inf), ("swishScale", math.nan)):
+        if name in arguments:
+            made[f"{name} {wrong}"] = (INVALID, _set(name, value=wrong))
+    return made
+
+
+def _of_types(page: Page) -> dict[str, tuple[int, Change]]:
+    """Data of F16 beside vectors of F32, of which some are not: types that must be alike."""
+    half = [_set(one.name, dtype=ACL_FLOAT16) for one in _untyped(page) if one.role in DATA]
+    made: dict[str, tuple[int, Change]] = {}
+    for name, others in _ALIKE.get(page.name.removeprefix("aclnn"), {}).items():
+        made[name] = (INVALID, _together(*half, *(_narrow(one) for one in others)))
+    if page.op is Op.BATCH_NORM_BACKWARD:
+        wrong = _set("gradWeight", dtype=ACL_BF16)
+        made["gradWeight of neither weight's type nor F32"] = (INVALID, _together(*half, wrong))
+        made["weight of private format"] = (INVALID, _set("weight", form=ACL_FORMAT_NC1HWC0))
+    if page.op is Op.LAYER_NORM_BACKWARD and "outputMask" in {one.name for one in page.parameters}:
+        statistics = _together(_narrow("mean"), _narrow("rstd"))
+        made["statistics narrower than input"] = (INVALID, statistics)
+    if "counter" in {one.role for one in page.parameters}:
+        name = next(one.name for one in page.parameters if one.role == "counter")
+        made[f"{name} of type FLOAT8_E4M3FN"] = (INVALID, _set(name, dtype=ACL_FLOAT8_E4M3FN))
+    return made
+
+
+def _narrow(name: str) -> Change:
+    """A tensor of F16, also one that the usual call leaves out: layer norm's bias."""
+    absent = HostArray(np.ones(4, np.float32), "float32")
+    return lambda arguments: {
+        name: replace(arguments[name], dtype=ACL_FLOAT16, value=arguments[name].value or absent)
+    }
+
+
+_LAYER = {"biasOptional of F16, weightOptional of F32": ("biasOptional",)}
+_ALIKE: dict[str, dict[str, tuple[str, ...]]] = {
+    "BatchNormBackward": {
+        "runningVar of F16, runningMean of F32": ("runningVar",),
+        "saveInvstd of F16, saveMean of F32": ("saveInvstd",),
+        "gradBias of F16, gradWeight of F32": ("weight", "gradBias"),
+    },
+    "LayerNorm": _LAYER,
+    "LayerNormWithImplMode": _LAYER,
+    "LayerNormBackward": _LAYER,
+    "GroupNormBackward": {"rstd of F16, mean of F32": ("rstd",)},
+}
 
 
 def _null_out(which: int) -> Callable[["Aclnn", str, list[Argument], Outcome], Outcome]:
