@@ -627,6 +627,74 @@ def test_rules_of_group_norm_and_silu(name, changes, status, words):
     refused(BY_NAME[name], status, words, **changes)
 
 
+ALPHA = np.float32(0.3)
+
+
+def sum_of(arrays):
+    """As it is made: in float32, of a rounded product."""
+    return ALPHA * arrays["x"].astype(F32) + arrays["gx"].astype(F32)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("covered", [1, 2])
+def test_deep_norm(dtype, covered):
+    page = BY_NAME["DeepNorm"]
+    arrays = arrays_of(page, dtype)
+    tail = (6, 4)[2 - covered :]
+    rng = np.random.default_rng(4)
+    arrays |= {name: rng.standard_normal(tail).astype(dtype) for name in ("gamma", "beta")}
+    statistics = (2, 6, 4)[: 3 - covered] + (1,) * covered
+    arrays |= {name: np.full(statistics, np.nan, F32) for name in ("meanOut", "rstdOut")}
+    want = normgrad.layer_norm(
+        sum_of(arrays), tail, weight=arrays["gamma"], bias=arrays["beta"], eps=1e-3
+    )
+    compute(page, arrays, alpha=float(ALPHA), epsilon=1e-3)
+    agree(arrays["yOut"], want.output.astype(dtype))
+    agree(arrays["meanOut"], want.mean)
+    agree(arrays["rstdOut"], want.rstd)
+    words = "rstdOut must have the shape"
+    refused(page, 161002, words, arrays, rstdOut=np.ones(12, F32))
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+def test_deep_norm_grad(dtype):
+    page = BY_NAME["DeepNormGrad"]
+    arrays = arrays_of(page, dtype)
+    want = normgrad.layer_norm_backward(
+        arrays["dy"].astype(F32),
+        sum_of(arrays),
+        arrays["mean"],
+        arrays["rstd"],
+        4,
+        weight=arrays["gamma"],
+        param_grad_dtype="float32",
+    )
+    given = {name: arrays[name].copy() for name in ("dy", "x", "gx")}
+    compute(page, arrays, alpha=float(ALPHA))
+    agree(arrays["dgxOut"], want.grad_input.astype(dtype))
+    agree(arrays["dxOut"], (ALPHA * want.grad_input).astype(dtype))
+    agree(arrays["dgammaOut"], want.grad_weight)
+    agree(arrays["dbetaOut"], want.grad_bias)
+    assert all((arrays[name] == before).all() for name, before in given.items())
+
+
+@pytest.mark.parametrize("name", ["DeepNorm", "DeepNormGrad"])
+def test_deep_norms_rules(name):
+    page, alone = BY_NAME[name], np.ones(4, F32)
+    for alpha in (float("inf"), float("nan"), -1e39):
+        refused(page, 161002, f"alpha must be a finite float32, got {alpha}", alpha=alpha)
+    words = "gamma must have fewer axes than x, 3, got shape (2, 6, 4)"
+    refused(page, 161002, words, gamma=np.ones((2, 6, 4), F32))
+    refused(page, 161002, "x must have 2 to 8 axes, got shape (4,)", x=alone)
+    refused(page, 161002, "gx must have the shape of x, (2, 6, 4)", gx=np.ones((2, 6, 5), F32))
+    refused(page, 161002, "gamma's shape must be the tail of x's shape", gamma=np.ones(5, F32))
+    results = [one.name for one in page.parameters if one.kind == "out" and one.shape == "data"]
+    if len(results) > 1:
+        shared = arrays_of(page)
+        shared[results[1]] = shared[results[0]]
+        refused(page, 161002, "must not share memory with", shared)
+
+
 def test_group_norm_silu_without_parameters():
     page = BY_NAME["GroupNormSilu"]
     arrays = arrays_of(page, F16)

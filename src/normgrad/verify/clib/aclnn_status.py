@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -269,9 +268,8 @@ def _of_parameters(page: Page, arguments: dict[str, Argument]) -> dict[str, tupl
     if page.op is Op.GROUP_NORM:
         want = ACL_SUCCESS if page.name == "aclnnGroupNormSwish" else INVALID
         made["eps 0"] = (want, _set("eps", value=0.0))
-    for name, wrong in (("numGroups", 0), ("alpha", math.inf), ("swishScale", math.nan)):
-        if name in arguments:
-            made[f"{name} {wrong}"] = (INVALID, _set(name, value=wrong))
+    if "numGroups" in arguments:
+        made["numGroups 0"] = (INVALID, _set("numGroups", value=0))
     return made
 
 
