@@ -44,3 +44,47 @@ def test_every_rule_and_numbers_of_every_operator(capi, library, product):
     has = [page for page in PAGES if product not in page.lacks] if product else OPERATORS
     assert int(operators) == len(has)
     assert int(asked) > 7 * len(has)
+
+
+# A library that Python has loaded runs in that very interpreter, whose rules can be watched.
+WATCHED = """
+import sys
+from pathlib import Path
+from normgrad.device.failures import StatusError
+from normgrad.infiniop.operators import OPERATORS
+from normgrad.verify import clib
+
+left = set()
+
+
+def watched(place, rule):
+    left.add(place)
+
+    def watch(given):
+        try:
+            rule(given)
+        except StatusError:
+            left.discard(place)
+            raise
+
+    return watch
+
+
+for one in OPERATORS:
+    for field in ("rules", "stride_rules"):
+        listed = enumerate(getattr(one, field))
+        made = tuple(watched((one.name, field, at), rule) for at, rule in listed)
+        object.__setattr__(one, field, made)
+path = Path(sys.argv[1])
+ask = clib.worker(path, None, None, 0)
+for at, job in enumerate(clib.jobs(path, None, None)):
+    if job.case is None:
+        ask(at)
+print(sorted(left))
+"""
+
+
+def test_every_rule_of_infiniop_is_broken_by_a_case(capi):
+    path = str(capi.prefix / "lib" / "libinfiniop.so")
+    done = execute(sys.executable, "-c", WATCHED, path, PYTHONPATH=str(SRC))
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stdout + done.stderr
