@@ -300,7 +300,9 @@ def _narrow(name: str) -> Change:
     }
 
 
-_LAYER = {"biasOptional of F16, weightOptional of F32": ("biasOptional",)}
+_LAYER: dict[str, tuple[str, ...]] = {
+    "biasOptional of F16, weightOptional of F32": ("biasOptional",)
+}
 _ALIKE: dict[str, dict[str, tuple[str, ...]]] = {
     "BatchNormBackward": {
         "runningVar of F16, runningMean of F32": ("runningVar",),
