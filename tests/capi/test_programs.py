@@ -102,7 +102,7 @@ def test_every_status_can_be_reached(capi, part):
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
-@pytest.mark.parametrize("source", ["scalars.c", "events.c", "addresses.c"])
+@pytest.mark.parametrize("source", ["scalars.c", "events.c", "addresses.c", "several.c"])
 def test_what_programs_use_besides(capi, source):
     done = capi.run(source)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
@@ -175,6 +175,7 @@ def test_helping_threads_change_no_bit(capi):
         ("scalars.c",),
         ("events.c",),
         ("addresses.c",),
+        ("several.c",),
         ("infini.c",),
         ("threads.c",),
         ("large.c",),
