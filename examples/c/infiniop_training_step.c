@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "infiniop.h"
 #include "infinirt.h"
@@ -39,12 +40,15 @@ static void take(float* values, const float* from, size_t count)
     MUST(infinirtMemcpy(values, from, count * sizeof(float), INFINIRT_MEMCPY_D2H));
 }
 
-int main(void)
+/* With the word gpu behind its name it computes on the first NVIDIA GPU. */
+int main(int argc, char** argv)
 {
     const size_t data[] = {N, C, L}, channels[] = {C};
     infiniopHandle_t handle;
     infiniopTensorDescriptor_t big, small;
     MUST(infinirtInit());
+    if (argc > 1 && strcmp(argv[1], "gpu") == 0)
+        MUST(infinirtSetDevice(INFINI_DEVICE_NVIDIA, 0));
     MUST(infiniopCreateHandle(&handle));
     MUST(infiniopCreateTensorDescriptor(&big, 3, data, NULL, INFINI_DTYPE_F32));
     MUST(infiniopCreateTensorDescriptor(&small, 1, channels, NULL, INFINI_DTYPE_F32));

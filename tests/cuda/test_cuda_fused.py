@@ -109,7 +109,8 @@ def fused(op, shape, dtype="bfloat16", layout="contiguous", **options):
     """The program of a fused request on an H200; tensors besides by role."""
     (workload,) = rows(Op(op), shape, (dtype,), (layout,))
     names = {"activation": options.pop("activation", None)}
-    shapes = {name: options.pop(name) for name in ("normalized_shape",) if name in options}
+    fields = ("normalized_shape", "biased")
+    shapes = {name: options.pop(name) for name in fields if name in options}
     spec = replace(spec_of(replace(workload.case, **names), dtype), **names)
     tensors = {role: spec.x if one == "x" else one for role, one in options.items()}
     return program_of(replace(spec.with_tensors(tensors), **shapes), KNOWN["h200"])
@@ -148,6 +149,9 @@ COMPILED = (
     ("group_norm_backward", "64x256x56x56", "bfloat16", "contiguous", "silu"),
     ("batch_norm_backward", "64x256x56x56", "bfloat16", "channels-last", "relu"),
     ("group_norm_backward", "64x256x56x56", "bfloat16", "channels-last", "silu"),
+    ("group_norm_backward", "64x256x56x56", "bfloat16", "contiguous", "swish"),
+    ("group_norm_backward", "64x256x56x56", "bfloat16", "channels-last", "swish"),
+    ("group_norm", "128x256x56x56", "bfloat16", "channels-last", "swish"),
     ("layer_norm_backward", "16384x4096", "bfloat16", "contiguous", "gelu"),
     ("layer_norm_backward", "4096x16384", "bfloat16", "contiguous", "gelu_tanh"),
     ("layer_norm", "16384x4096", "bfloat16", "contiguous", "gelu"),
@@ -180,6 +184,10 @@ MASK, MASK_LAST = (
     TensorSpec.contiguous(shape, "uint8") for shape in ((64, 256, 392), (200704, 32))
 )
 FORMS = (
+    *(("batch_norm", shape, {"layout": layout, "biased": True, "running_mean": line(256),
+                             "running_var": line(256)})
+      for shape, layout in (("64x256x56x56", "contiguous"), ("64x256x56x56", "channels-last"),
+                            ("64x256x14x14", "contiguous"))),
     ("layer_norm", "16384x4096", {"residual": "x", "sum": "x"}),
     ("layer_norm", "16384x1024", {"residual": "x", "sum": "x", "activation": "silu"}),
     ("rms_norm", "512x262144", {"residual": "x", "sum": "x"}),

@@ -49,6 +49,13 @@ def test_every_case_is_within_its_budget(op, dtype, tmp_path):
         assert row["verdict"] == "PASS", row
 
 
+@pytest.mark.slow(6)
+def test_both_interfaces_are_within_their_bounds():
+    """Also what no public function has: DeepNorm, a scaled Swish, a biased running variance."""
+    script = Path(__file__).parents[1] / "interfaces" / "judged_calls.py"
+    assert interpreted(str(script), "2") == "done\n"
+
+
 @pytest.mark.slow(11)
 @pytest.mark.parametrize("op", ["batch_norm_backward", "layer_norm_backward"])
 def test_bfloat16_within_twice_the_budget(op, tmp_path):

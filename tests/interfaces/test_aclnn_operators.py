@@ -579,6 +579,35 @@ def test_group_norm_silu(name, data, vectors, active):
     near(rstd, want.rstd)
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.3, 2.5, 1e30, -1e38, 1e-30])
+def test_scales_of_swish(scale):
+    """Against float64, where no product of scale and z overflows; the judge has usual scales."""
+    page = BY_NAME["GroupNormSwish"]
+    arrays = arrays_of(page)
+    x, gamma, beta, y, *_ = arrays.values()
+    wide = {"weight": gamma.astype(float), "bias": beta.astype(float)}
+    z = normgrad.group_norm(x.astype(float), 3, eps=1e-3, **wide).output
+    with np.errstate(over="ignore"):
+        share = 1 / (1 + np.exp(-np.float64(np.float32(scale)) * z))
+    compute(page, arrays, eps=1e-3, swishScale=scale)
+    np.testing.assert_allclose(y, z * share, rtol=1e-5, atol=1e-6)
+    page = BY_NAME["GroupNormSwishGrad"]
+    arrays = arrays_of(page)
+    dy, mean, rstd, x, gamma, beta, dx, dgamma, dbeta = arrays.values()
+    weight, bias = (one.astype(float)[:, None] for one in (gamma, beta))
+    spread = [np.repeat(one, 2, axis=1)[:, :, None].astype(float) for one in (mean, rstd)]
+    z = (x - spread[0]) * spread[1] * weight + bias
+    with np.errstate(over="ignore"):
+        share = 1 / (1 + np.exp(-np.float64(np.float32(scale)) * z))
+        slope = share * (1 + scale * z * (1 - share))
+    want = normgrad.group_norm_backward(
+        dy * slope, *(one.astype(float) for one in (x, mean, rstd)), 3, weight=gamma.astype(float)
+    )
+    compute(page, arrays, swishScale=scale)
+    for got, right in zip((dx, dgamma, dbeta), want[:3], strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-4 * np.abs(right).max())
+
+
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 def test_group_norm_swish_grad(dtype):
     page = BY_NAME["GroupNormSwishGrad"]
@@ -611,9 +640,9 @@ def test_group_norm_swish_grad(dtype):
             "gamma must be of type ACL_FLOAT, got",
         ),
         ("GroupNormSiluV2", {"beta": np.ones(7, F32)}, 161002, "beta must have 6 elements"),
-        ("GroupNormSwish", {"swishScale": 2.0}, 561003, "swishScale must be 1.0 here"),
+        ("GroupNormSwish", {"swishScale": 1e39}, 161002, "swishScale must be a finite float32"),
         ("GroupNormSwish", {"dataFormatOptional": 7}, 161002, "dataFormatOptional must be text"),
-        ("GroupNormSwishGrad", {"swishScale": 0.5}, 561003, "swishScale must be 1.0 here"),
+        ("GroupNormSwishGrad", {"swishScale": float("nan")}, 161002, "swishScale must be a finite"),
         ("GroupNormSwishGrad", {"numGroups": 0}, 161002, "numGroups must be positive, got 0"),
         (
             "GroupNormSwishGrad",
@@ -625,6 +654,74 @@ def test_group_norm_swish_grad(dtype):
 )
 def test_rules_of_group_norm_and_silu(name, changes, status, words):
     refused(BY_NAME[name], status, words, **changes)
+
+
+ALPHA = np.float32(0.3)
+
+
+def sum_of(arrays):
+    """As it is made: in float32, of a rounded product."""
+    return ALPHA * arrays["x"].astype(F32) + arrays["gx"].astype(F32)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("covered", [1, 2])
+def test_deep_norm(dtype, covered):
+    page = BY_NAME["DeepNorm"]
+    arrays = arrays_of(page, dtype)
+    tail = (6, 4)[2 - covered :]
+    rng = np.random.default_rng(4)
+    arrays |= {name: rng.standard_normal(tail).astype(dtype) for name in ("gamma", "beta")}
+    statistics = (2, 6, 4)[: 3 - covered] + (1,) * covered
+    arrays |= {name: np.full(statistics, np.nan, F32) for name in ("meanOut", "rstdOut")}
+    want = normgrad.layer_norm(
+        sum_of(arrays), tail, weight=arrays["gamma"], bias=arrays["beta"], eps=1e-3
+    )
+    compute(page, arrays, alpha=float(ALPHA), epsilon=1e-3)
+    agree(arrays["yOut"], want.output.astype(dtype))
+    agree(arrays["meanOut"], want.mean)
+    agree(arrays["rstdOut"], want.rstd)
+    words = "rstdOut must have the shape"
+    refused(page, 161002, words, arrays, rstdOut=np.ones(12, F32))
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+def test_deep_norm_grad(dtype):
+    page = BY_NAME["DeepNormGrad"]
+    arrays = arrays_of(page, dtype)
+    want = normgrad.layer_norm_backward(
+        arrays["dy"].astype(F32),
+        sum_of(arrays),
+        arrays["mean"],
+        arrays["rstd"],
+        4,
+        weight=arrays["gamma"],
+        param_grad_dtype="float32",
+    )
+    given = {name: arrays[name].copy() for name in ("dy", "x", "gx")}
+    compute(page, arrays, alpha=float(ALPHA))
+    agree(arrays["dgxOut"], want.grad_input.astype(dtype))
+    agree(arrays["dxOut"], (ALPHA * want.grad_input).astype(dtype))
+    agree(arrays["dgammaOut"], want.grad_weight)
+    agree(arrays["dbetaOut"], want.grad_bias)
+    assert all((arrays[name] == before).all() for name, before in given.items())
+
+
+@pytest.mark.parametrize("name", ["DeepNorm", "DeepNormGrad"])
+def test_deep_norms_rules(name):
+    page, alone = BY_NAME[name], np.ones(4, F32)
+    for alpha in (float("inf"), float("nan"), -1e39):
+        refused(page, 161002, f"alpha must be a finite float32, got {alpha}", alpha=alpha)
+    words = "gamma must have fewer axes than x, 3, got shape (2, 6, 4)"
+    refused(page, 161002, words, gamma=np.ones((2, 6, 4), F32))
+    refused(page, 161002, "x must have 2 to 8 axes, got shape (4,)", x=alone)
+    refused(page, 161002, "gx must have the shape of x, (2, 6, 4)", gx=np.ones((2, 6, 5), F32))
+    refused(page, 161002, "gamma's shape must be the tail of x's shape", gamma=np.ones(5, F32))
+    results = [one.name for one in page.parameters if one.kind == "out" and one.shape == "data"]
+    if len(results) > 1:
+        shared = arrays_of(page)
+        shared[results[1]] = shared[results[0]]
+        refused(page, 161002, "must not share memory with", shared)
 
 
 def test_group_norm_silu_without_parameters():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from normgrad import aclnn, batch_norm_backward, infiniop
+from normgrad import aclnn, batch_norm, batch_norm_backward, infiniop, layer_norm, rms_norm
 from normgrad.core.spec import TensorSpec
 from normgrad.device import memory_of
 
@@ -156,6 +156,78 @@ def test_infiniop_over_torch_tensors():
             close(got.cpu().numpy(), want)
         assert infiniop.infinirtFree(workspace) == 0
         assert infiniop.infinirtStreamDestroy(stream) == 0
+    finally:
+        assert infiniop.infinirtSetDevice(infiniop.INFINI_DEVICE_CPU, 0) == 0
+
+
+FORWARD = {
+    "BatchNorm": lambda x, w, b, more: batch_norm_of(x, w, b, *more),
+    "LayerNorm": lambda x, w, b, more: layer_norm_of(x, w, b),
+    "RMSNorm": lambda x, w, b, more: (rms_norm(x, x.shape[-1], weight=w, eps=1e-5).output,),
+    "AddRMSNorm": lambda x, w, b, more: add_rms_norm_of(x, w, more[0]),
+}
+
+
+def batch_norm_of(x, w, b, mean, var):
+    """With momentum .25, and the biased variance in the running one."""
+    y = batch_norm(x, weight=w, bias=b, eps=1e-5).output
+    axes, keep = (0, 2), 0.75
+    return y, keep * mean + 0.25 * x.mean(axes), keep * var + 0.25 * x.var(axes)
+
+
+def layer_norm_of(x, w, b):
+    made = layer_norm(x, x.shape[-1], weight=w, bias=b, eps=1e-5)
+    plain = layer_norm(x, x.shape[-1], eps=1e-5)
+    return made.output, plain.output, 1 / made.rstd[..., 0]
+
+
+def add_rms_norm_of(x, w, other):
+    made = rms_norm(x, x.shape[-1], weight=w, residual=other, eps=1e-5)
+    return made.output, made.sum
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_infiniop_forward_over_torch_tensors(name):
+    assert infiniop.infinirtSetDevice(infiniop.INFINI_DEVICE_NVIDIA, 0) == 0
+    try:
+        _, x, w, b, var = problem()
+        rows = name != "BatchNorm"
+        if rows:
+            w, b = (np.random.default_rng(1).random(x.shape[-1]).astype(np.float32) for _ in "wb")
+        more = (b * 2, var) if name == "BatchNorm" else (x[::-1].copy(),)
+        want = FORWARD[name](x, w, b, more)
+        results = [np.full(one.shape, np.nan, np.float32) for one in want]
+        operands = {
+            "BatchNorm": (x, w, b),
+            "LayerNorm": (x, w, b),
+            "RMSNorm": (x, w),
+            "AddRMSNorm": (x, *more, w),
+        }[name]
+        if name == "BatchNorm":
+            results[1:] = more  # updated
+        arrays = [torch.from_numpy(np.ascontiguousarray(one)).cuda() for one in results]
+        arrays += [torch.from_numpy(np.ascontiguousarray(one)).cuda() for one in operands]
+        tensors = [
+            infiniop.infiniopCreateTensorDescriptor(
+                one.dim(), tuple(one.shape), None, infiniop.INFINI_DTYPE_F32
+            )[1]
+            for one in arrays
+        ]
+        numbers = (0.25, 1e-5) if name == "BatchNorm" else (1e-5,)
+        handle = infiniop.infiniopCreateHandle()[1]
+        create = getattr(infiniop, f"infiniopCreate{name}Descriptor")
+        status, desc = create(handle, *tensors, *numbers)
+        assert status == 0, infiniop.recent_error()
+        size = getattr(infiniop, f"infiniopGet{name}WorkspaceSize")(desc)[1]
+        workspace = infiniop.infinirtMalloc(size)[1] if size else None
+        torch.cuda.synchronize()
+        addresses = [one.data_ptr() for one in arrays]
+        status = getattr(infiniop, f"infiniop{name}")(desc, workspace, size, *addresses, None)
+        assert status == 0, infiniop.recent_error()
+        assert infiniop.infinirtDeviceSynchronize() == 0
+        for got, right in zip(arrays, want, strict=False):
+            close(got.cpu().numpy(), right)
+        assert infiniop.infinirtFree(workspace) == 0
     finally:
         assert infiniop.infinirtSetDevice(infiniop.INFINI_DEVICE_CPU, 0) == 0
 

@@ -172,6 +172,12 @@ from normgrad.aclnn.add_norm import (
     aclnnInplaceAddRmsNorm as aclnnInplaceAddRmsNorm,
     aclnnInplaceAddRmsNormGetWorkspaceSize as aclnnInplaceAddRmsNormGetWorkspaceSize,
 )
+from normgrad.aclnn.deep_norm import (
+    aclnnDeepNorm as aclnnDeepNorm,
+    aclnnDeepNormGetWorkspaceSize as aclnnDeepNormGetWorkspaceSize,
+    aclnnDeepNormGrad as aclnnDeepNormGrad,
+    aclnnDeepNormGradGetWorkspaceSize as aclnnDeepNormGradGetWorkspaceSize,
+)
 from normgrad.aclnn.group_norm_silu import (
     aclnnGroupNormSilu as aclnnGroupNormSilu,
     aclnnGroupNormSiluGetWorkspaceSize as aclnnGroupNormSiluGetWorkspaceSize,

@@ -6,8 +6,14 @@ from typing import Final
 from normgrad.aclnn.constants import ACL_FLOAT
 from normgrad.aclnn.dtypes import dtype_name
 from normgrad.aclnn.request import Request
-from normgrad.aclnn.rms_norm import covered_by_gamma, gamma_has_axes, rstd_of_rows
-from normgrad.aclnn.rules import Call, one_of, same_type
+from normgrad.aclnn.rms_norm import covered_by_gamma
+from normgrad.aclnn.rules import (
+    Call,
+    gamma_has_axes,
+    one_of,
+    same_type,
+    statistics_of_rows,
+)
 from normgrad.aclnn.stages import stages
 from normgrad.aclnn.status import INVALID, NULLPTR, TILING, fail
 from normgrad.aclnn.table import Page, operand, option, result, updated
@@ -67,7 +73,7 @@ ADD_RMS_NORM: Final = Page(
             required=False,
         ),
     ),
-    rules=(rstd_with_sum, gamma_has_axes, rstd_of_rows),
+    rules=(rstd_with_sum, gamma_has_axes, statistics_of_rows("x1", "rstdOut")),
     lacks=_LACKS,
     adapt=of_one_row,
     one_type=True,
@@ -85,7 +91,7 @@ INPLACE_ADD_RMS_NORM: Final = Page(
         _EPSILON,
         result("rstdOut", "rstd", "rows", _RSTD, types=(ACL_FLOAT,), c_type=_CONST),
     ),
-    rules=(gamma_has_axes, rstd_of_rows),
+    rules=(gamma_has_axes, statistics_of_rows("x1Ref", "rstdOut")),
     lacks=_LACKS,
     adapt=covered_by_gamma,
     one_type=True,
@@ -108,17 +114,6 @@ def sum_of_types(call: Call) -> None:
         if kind.dtype not in (data, ACL_FLOAT):
             rule = f"must be of type {dtype_name(data)} or ACL_FLOAT"
             fail(INVALID, f"{name} {rule}, got {dtype_name(kind.dtype)}")
-
-
-def statistics_of_rows(call: Call) -> None:
-    """X1's shape with ones for what gamma covers."""
-    shape = call.tensors["x1"].tensor.shape
-    covered = len(call.tensors["gamma"].tensor.shape)
-    expected = (*shape[: max(len(shape) - covered, 0)], *[1] * covered)
-    for name, kind in call.given("meanOut", "rstdOut"):
-        if kind.tensor.shape != expected:
-            rule = f"must have the shape {expected}, x1's with ones for the axes of gamma"
-            fail(TILING, f"{name} {rule}, got shape {kind.tensor.shape}")
 
 
 def bias_fits(call: Call) -> None:
@@ -153,7 +148,6 @@ def _sum_of_three(call: Call, request: Request, bias: TensorSpec) -> None:
     idle = (0,) * (len(one.shape) - len(bias.shape))
     spread = TensorSpec(one.shape, (*idle, *bias.strides), bias.dtype)
     shared = {"normalized_shape": fields["normalized_shape"], "device": device}
-    request.also = ("x", "residual", "shortcut")
     if one.dtype != "float32":  # a sum is rounded to the type of its first: 0 and x1 come first
         nothing = TensorSpec(one.shape, (0,) * len(one.shape), "float32")
         spec = Spec(op=Op.RMS_NORM, x=nothing, residual=one, sum=wide, **shared)
@@ -170,7 +164,6 @@ def _sum_of_three(call: Call, request: Request, bias: TensorSpec) -> None:
     request.steps.append(Step(spec, {"x": "whole"}))
     if total is not None:
         request.copies = {"whole": ("sum", total)}
-        request.also += ("sum",)
 
 
 def sum_before_gradients(call: Call, request: Request) -> None:
@@ -190,7 +183,6 @@ def sum_before_gradients(call: Call, request: Request) -> None:
             {"x": "whole"},
         ),
     ]
-    request.also = ("x", "residual")
 
 
 ADD_LAYER_NORM: Final = Page(
@@ -237,7 +229,12 @@ ADD_LAYER_NORM: Final = Page(
             c_type=_CONST,
         ),
     ),
-    rules=(sum_of_types, same_type("gamma", "beta"), statistics_of_rows, bias_fits),
+    rules=(
+        sum_of_types,
+        same_type("gamma", "beta"),
+        statistics_of_rows("x1", "meanOut", "rstdOut"),
+        bias_fits,
+    ),
     lacks=_LACKS,
     adapt=sum_of_two_or_three,
     shape_error=TILING,

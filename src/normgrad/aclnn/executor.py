@@ -203,7 +203,7 @@ def _decide(
         if kind is not None
     }
     named = {one.name: value for (_, one), value in zip(page.options, options, strict=True)}
-    call = Call(product, saved, given, named)
+    call = Call(product, saved, given, named, page.shape_error)
     for rule in page.checks:
         rule(call)
     spec, request = spec_of(page, call)
@@ -218,14 +218,9 @@ def _decide(
         fail(page.shape_error if shape else INVALID, error.render(names))
     except BackendError as error:
         fail(NO_KERNEL, f"{page.name}: {error}")
-    written = {names[role] for role in (*spec.wanted, *spec.updated)}
-    written |= {names[role] for role, _ in request.copies.values()}
-    _check_places(given, spec.device, names["x"], written)
-    slots = []
-    for role in dict.fromkeys((*spec.operands, *spec.wanted, *request.also)):
-        if role not in request.constants:
-            name = names[role]
-            slots.append((SLOT[role], page.places[name], name))
+    touched, written = request.touched(spec)
+    _check_places(given, spec.device, names["x"], {names[role] for role in written})
+    slots = [(SLOT[role], page.places[names[role]], names[role]) for role in touched]
     numbers = tuple([(SLOT[role], value) for role, value in request.constants.items()])
     read = {name for _, _, name in slots}
     unread = tuple([page.places[name] for name in given if name not in read])

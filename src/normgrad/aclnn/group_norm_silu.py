@@ -1,15 +1,14 @@
 """Group norm followed by SiLU, under the names of SiLU and of Swish."""
 
-from collections.abc import Callable
 from typing import Final
 
 from normgrad.aclnn.products import SAME_OR_FLOAT
 from normgrad.aclnn.request import Request
-from normgrad.aclnn.rules import Call, Rule, one_of, positive, same_type
+from normgrad.aclnn.rules import Call, Rule, finite, one_of, positive, same_type
 from normgrad.aclnn.stages import stages
-from normgrad.aclnn.status import INVALID, NO_KERNEL, NULLPTR, fail
+from normgrad.aclnn.status import INVALID, NULLPTR, fail
 from normgrad.aclnn.table import Page, Parameter, operand, option, result
-from normgrad.core.operators import Op
+from normgrad.core.operators import SWISH, Op
 
 _LACKS: Final = ("atlas-200i-500-a2", "atlas-training")
 _CONST: Final = "const aclTensor*"  # the results are const, too
@@ -60,20 +59,19 @@ def sizes_of_groups(data: str, group: str, *statistics: str) -> Rule:
     return rule
 
 
-def scale_of_one(call: Call) -> None:
-    """Another scale has no kernel."""
-    if call.options["swishScale"] != 1.0 and call.options.get("activateSwish", True):
-        got = call.options["swishScale"]
-        fail(NO_KERNEL, f"swishScale must be 1.0 here: no kernel has another one, got {got}")
-
-
-def silu_if(name: str) -> Callable[[Call, Request], None]:
+def silu_if(call: Call, request: Request) -> None:
     """The activation follows if an option says so."""
+    if not call.options["activateSilu"]:
+        request.fields["activation"] = None
 
-    def adapt(call: Call, request: Request) -> None:
-        request.fields["activation"] = "silu" if call.options[name] else None
 
-    return adapt
+def swish_if(call: Call, request: Request) -> None:
+    """Likewise; of scale 1 it is SiLU."""
+    scale = call.options["swishScale"]
+    if not call.options.get("activateSwish", True):
+        request.fields["activation"] = None
+    elif scale != 1.0:
+        request.fields |= {"activation": SWISH, "negative_slope": scale}
 
 
 def _forward(data: str, *, required: bool) -> tuple[Parameter, ...]:
@@ -99,7 +97,7 @@ _EPS: Final = option("eps", "double", "eps", 1e-5, "Added to the variance; posit
 _FORMAT: Final = option(
     "dataFormatOptional", "text", "", "NCHW", "Null or the name of a format; not looked at."
 )
-_SCALE: Final = option("swishScale", "double", "", 1.0, "Must be 1.0: 561003 otherwise.")
+_SCALE: Final = option("swishScale", "double", "", 1.0, "What the sigmoid's z is scaled by.")
 _SILU_RULES: Final = (
     parameters_given,
     parameters_fit("self"),
@@ -134,7 +132,7 @@ GROUP_NORM_SILU_V2: Final = Page(
     ),
     rules=_SILU_RULES,
     lacks=_LACKS,
-    adapt=silu_if("activateSilu"),
+    adapt=silu_if,
     activation="silu",
     header="group_norm_silu",
     notes="Gamma and beta may be null on Ascend 950; the statistics have their type there.",
@@ -159,10 +157,10 @@ GROUP_NORM_SWISH: Final = Page(
         same_type("gamma", "meanOut", "rstdOut"),
         positive("numGroups"),
         sizes_of_groups("x", "numGroups", "meanOut", "rstdOut"),
-        scale_of_one,
+        finite("swishScale"),
     ),
     lacks=(*_LACKS, "atlas-inference"),
-    adapt=silu_if("activateSwish"),
+    adapt=swish_if,
     activation="silu",
 )
 
@@ -203,9 +201,10 @@ GROUP_NORM_SWISH_GRAD: Final = Page(
     rules=(
         positive("numGroups"),
         sizes_of_groups("dy", "numGroups"),
-        scale_of_one,
+        finite("swishScale"),
     ),
     lacks=(*_LACKS, "atlas-inference"),
+    adapt=swish_if,
     activation="silu",
     one_type=True,
 )

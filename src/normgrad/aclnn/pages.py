@@ -5,6 +5,7 @@ from typing import Final
 from normgrad.aclnn import (
     add_norm,
     batch_norm,
+    deep_norm,
     group_norm,
     group_norm_silu,
     layer_norm,
@@ -32,6 +33,8 @@ PAGES: Final[tuple[Page, ...]] = (
     add_norm.INPLACE_ADD_RMS_NORM,
     add_norm.ADD_LAYER_NORM,
     add_norm.ADD_LAYER_NORM_GRAD,
+    deep_norm.DEEP_NORM,
+    deep_norm.DEEP_NORM_GRAD,
     sync_batch_norm.STATS,
     sync_batch_norm.GATHER,
     sync_batch_norm.ELEMT,

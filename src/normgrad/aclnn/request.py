@@ -1,5 +1,6 @@
 """From what stage 1 was asked to the core's request."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -31,8 +32,8 @@ class Request:
 
     ``names`` are the page's names of roles and fields. ``unread`` are tensors that are validated
     only, by role; ``constants`` are numbers that stand for vectors which were not given. Where one
-    plan does not do, ``steps`` are made instead, ``copies`` are their scratch tensors that are
-    results, and ``also`` the roles that are not the last step's.
+    plan does not do, ``steps`` are made instead, and ``copies`` are their scratch tensors that are
+    results.
     """
 
     op: Op
@@ -42,7 +43,6 @@ class Request:
     constants: dict[str, float] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     copies: dict[str, tuple[str, TensorSpec]] = field(default_factory=dict)
-    also: tuple[str, ...] = ()
 
     def default(self, role: str, value: float, count: int) -> None:
         """A number in the place of each element of a vector, where it was not given."""
@@ -67,6 +67,20 @@ class Request:
                 self.fields[new] = tensor
             elif tensor is not None:
                 self.unread[new] = tensor
+
+    def touched(self, spec: Spec) -> tuple[list[str], list[str]]:
+        """The roles of the caller's tensors that are read or written, and of those the latter."""
+        steps = self.steps or [Step(spec, {})]
+        read = [_roles_outside(step, step.spec.operands) for step in steps]
+        made = [_roles_outside(step, (*step.spec.wanted, *step.spec.updated)) for step in steps]
+        written = [*itertools.chain(*made), *(role for role, _ in self.copies.values())]
+        roles = dict.fromkeys([*itertools.chain(*read), *written])
+        return [role for role in roles if role not in self.constants], written
+
+
+def _roles_outside(step: Step, roles: tuple[str, ...]) -> list[str]:
+    """Those that are no scratch tensors, as the whole chain calls them."""
+    return [step.roles.get(role, role) for role in roles if role not in step.scratch]
 
 
 def spec_of(page: "Page", call: "Call") -> tuple[Spec, Request]:

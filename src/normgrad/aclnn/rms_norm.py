@@ -4,9 +4,15 @@ from typing import Final
 
 from normgrad.aclnn.constants import ACL_BF16, ACL_FLOAT
 from normgrad.aclnn.request import Request
-from normgrad.aclnn.rules import Call, one_of, same_type
+from normgrad.aclnn.rules import (
+    Call,
+    gamma_has_axes,
+    one_of,
+    same_type,
+    statistics_of_rows,
+)
 from normgrad.aclnn.stages import stages
-from normgrad.aclnn.status import INVALID, TILING, Status, fail
+from normgrad.aclnn.status import TILING
 from normgrad.aclnn.table import Page, operand, option, result
 from normgrad.core.operators import Op
 
@@ -19,30 +25,6 @@ def gamma_fits_x(call: Call) -> None:
     data = call.tensors["x"].dtype
     allowed = dict.fromkeys((data, *((ACL_FLOAT,) if ACL_BF16 in call.product.floats else ())))
     one_of("gamma", call.tensors["gamma"], allowed, f" on {call.product.title}")
-
-
-def _shape_error(call: Call) -> Status:
-    """Norms of a sum answer 161002, as the vendor's library does."""
-    return TILING if "x" in call.tensors else INVALID
-
-
-def gamma_has_axes(call: Call) -> None:
-    """As many axes as x at most, and one at least."""
-    shape = call.tensors["gamma"].tensor.shape
-    if not shape:
-        fail(_shape_error(call), f"gamma must have at least one axis, got shape {shape}")
-
-
-def rstd_of_rows(call: Call) -> None:
-    """The data's shape with ones for what gamma covers."""
-    data = next(name for name in ("x", "x1", "x1Ref") if name in call.tensors)
-    shape = call.tensors[data].tensor.shape
-    covered = len(call.tensors["gamma"].tensor.shape)
-    expected = (*shape[: max(len(shape) - covered, 0)], *[1] * covered)
-    for name, kind in call.given("rstdOut"):
-        if kind.tensor.shape != expected:
-            rule = f"must have the shape {expected}, {data}'s with ones for the axes of gamma"
-            fail(_shape_error(call), f"{name} {rule}, got shape {kind.tensor.shape}")
 
 
 def covered_by_gamma(call: Call, request: Request) -> None:
@@ -81,7 +63,7 @@ RMS_NORM: Final = Page(
         same_type("x", "yOut"),
         gamma_fits_x,
         gamma_has_axes,
-        rstd_of_rows,
+        statistics_of_rows("x", "rstdOut"),
     ),
     lacks=_LACKS,
     adapt=covered_by_gamma,
@@ -95,7 +77,7 @@ GEMMA_RMS_NORM: Final = Page(
     _PARAMETERS,
     rules=(
         gamma_has_axes,
-        rstd_of_rows,
+        statistics_of_rows("x", "rstdOut"),
     ),
     lacks=(*_LACKS, "atlas-inference"),
     adapt=gemma,

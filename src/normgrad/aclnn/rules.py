@@ -16,8 +16,9 @@ from normgrad.aclnn.constants import (
 )
 from normgrad.aclnn.dtypes import dtype_name, format_name
 from normgrad.aclnn.products import Product
-from normgrad.aclnn.status import INVALID, fail
+from normgrad.aclnn.status import INVALID, Status, fail
 from normgrad.aclnn.tensors import TensorKind
+from normgrad.core.dtypes import FLOATS
 from normgrad.core.spec import StatisticKind
 
 PRIVATE_FORMATS: Final = (
@@ -38,6 +39,7 @@ class Call:
     saved: StatisticKind
     tensors: Mapping[str, TensorKind]
     options: Mapping[str, Any]
+    shape_error: Status = INVALID
 
     def given(self, *names: str) -> Iterable[tuple[str, TensorKind]]:
         """Those of the named tensors that are there, in order."""
@@ -132,6 +134,39 @@ def has_channels(name: str) -> Rule:
         shape = call.tensors[name].tensor.shape
         if len(shape) > 1 and shape[1] == 0:
             fail(INVALID, f"{name} must have at least one channel, got shape {shape}")
+
+    return rule
+
+
+def gamma_has_axes(call: Call) -> None:
+    """One at least; that they are the data's last ones is the core's rule."""
+    shape = call.tensors["gamma"].tensor.shape
+    if not shape:
+        fail(call.shape_error, f"gamma must have at least one axis, got shape {shape}")
+
+
+def statistics_of_rows(data: str, *names: str) -> Rule:
+    """The data's shape with ones for what gamma covers."""
+
+    def rule(call: Call) -> None:
+        shape = call.tensors[data].tensor.shape
+        covered = len(call.tensors["gamma"].tensor.shape)
+        expected = (*shape[: max(len(shape) - covered, 0)], *[1] * covered)
+        for name, kind in call.given(*names):
+            if kind.tensor.shape != expected:
+                rule = f"must have the shape {expected}, {data}'s with ones for the axes of gamma"
+                fail(call.shape_error, f"{name} {rule}, got shape {kind.tensor.shape}")
+
+    return rule
+
+
+def finite(name: str) -> Rule:
+    """A number that float32 has, in which it is used."""
+
+    def rule(call: Call) -> None:
+        value = call.options[name]
+        if not abs(value) <= FLOATS["float32"].largest:
+            fail(INVALID, f"{name} must be a finite float32, got {value}")
 
     return rule
 

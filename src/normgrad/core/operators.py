@@ -51,6 +51,10 @@ ALSO_ACTIVATIONS: Final = {
     "silu": ("swish",),
     "gelu_tanh": ("gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
 }
+# Of the vendors' interfaces alone: z * sigmoid(scale * z).
+SWISH: Final = "swish"
+# Those with a number of their own, ``Spec.negative_slope``.
+NUMBERED: Final = ("leaky_relu", SWISH)
 
 # How the axes of the data are read, and so what shares a statistic: "channels" has one axis of
 # channels and a statistic for each; "groups" the samples' axis, then one of channels, and a

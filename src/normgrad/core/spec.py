@@ -103,7 +103,7 @@ class Spec:
     biased: bool = False  # the running variance is updated by the biased one
     weight_offset: float = 0.0  # what is added to gamma: 1 where a model stores gamma - 1
     activation: str | None = None  # what follows the norm
-    negative_slope: float = 0.01  # leaky ReLU's
+    negative_slope: float = 0.01  # leaky ReLU's; of swish the scale
     extents: tuple[int, int, int] | None = None
     device: str = "cpu"
 

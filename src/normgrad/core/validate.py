@@ -13,7 +13,7 @@ from normgrad.arrays.host_memory import byte_range
 from normgrad.core import options
 from normgrad.core.dtypes import COUNTS, FLOATS, ITEMSIZE
 from normgrad.core.errors import ArgumentError, DtypeError, OptionError, OverlapError, ShapeError
-from normgrad.core.operators import ACTIVATIONS, DATA, OPERATORS, STATISTICS, Op
+from normgrad.core.operators import ACTIVATIONS, DATA, OPERATORS, STATISTICS, SWISH, Op
 from normgrad.core.spec import (
     STATISTIC_KINDS,
     Spec,
@@ -113,7 +113,7 @@ def _check_options(spec: Spec) -> None:
         if not math.isfinite(value):
             raise OptionError(name, "must be finite", value)
     options.choice("rstd_is", spec.rstd_is, STATISTIC_KINDS)
-    options.choice("activation", spec.activation, ACTIVATIONS, none=True)
+    options.choice("activation", spec.activation, (*ACTIVATIONS, SWISH), none=True)
     if spec.operator.axes == "rows" and not spec.normalized_shape:
         raise OptionError("normalized_shape", "must have at least one axis", spec.normalized_shape)
     if spec.operator.axes == "groups" and spec.num_groups <= 0:

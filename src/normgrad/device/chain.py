@@ -10,7 +10,7 @@ from normgrad.core.dtypes import ITEMSIZE
 from normgrad.core.plan import make_plan
 from normgrad.core.spec import ROLES, SLOT, Spec, TensorSpec
 from normgrad.device import Memory
-from normgrad.device.launch import Arrangement, Bound, Placed, Span
+from normgrad.device.launch import Arrangement, Bound, Part, Placed, Span
 
 _NOWHERE = Span(0, 0, 0)  # scratch memory has its address when the chain runs
 
@@ -41,8 +41,16 @@ class ChainLaunch(NamedTuple):
 
     @property
     def moves(self) -> Sequence[object]:
-        """C runs no chain."""
+        """It is no work of one plan."""
         return self.steps
+
+    def plans(self) -> Sequence[Part]:
+        """All of them, where nothing must be copied besides."""
+        found = [one for step in self.steps for one in step.launch.plans()]
+        if self.copies or len(found) < len(self.steps):
+            return ()
+        pairs = zip(found, self.steps, strict=True)
+        return [part._replace(scratch=one.scratch, offset=one.offset) for part, one in pairs]
 
     def at(self, addresses: tuple[int | None, ...]) -> "ChainLaunch":
         """A chain is no part of another."""

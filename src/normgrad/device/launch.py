@@ -64,6 +64,15 @@ class Move(NamedTuple):
     target: TensorSpec
 
 
+class Part(NamedTuple):
+    """A plan with its addresses; scratch tensors of others, by slot, lie at offsets."""
+
+    plan: Plan
+    addresses: tuple[int | None, ...]
+    scratch: tuple[tuple[int, int], ...] = ()
+    offset: int = 0  # of its own workspace
+
+
 class Bound(Protocol):
     """What a run needs but scratch memory and a stream: of one plan, or of several in a row."""
 
@@ -75,9 +84,12 @@ class Bound(Protocol):
     def workspace_bytes(self) -> int:
         """How much scratch memory a run needs."""
 
+    def plans(self) -> Sequence[Part]:
+        """The plans that are all the work, in order; none where there is more."""
+
     @property
     def moves(self) -> Sequence[object]:
-        """What is done besides the plan's own work; C runs what has none."""
+        """What is done besides the work of one plan."""
 
     def at(self, addresses: tuple[int | None, ...]) -> "Bound":
         """The same over other memory."""
@@ -94,6 +106,10 @@ class Launch(NamedTuple):
     addresses: tuple[int | None, ...]
     workspace_bytes: int
     moves: tuple[Move, ...]
+
+    def plans(self) -> Sequence[Part]:
+        """The plan, where nothing must be moved."""
+        return () if self.moves else (Part(self.plan, self.addresses),)
 
     def at(self, addresses: tuple[int | None, ...]) -> "Launch":
         """The same over other memory."""

@@ -177,11 +177,9 @@ def _forward_errors(spec: Spec, geometry: Geometry, operands: dict[str, Array]) 
             rstd = formula.inverse_deviation(rstd, spec.eps)
         in_variance = 0.0
     else:
+        in_given: Array = 0.0
         if spec.variances is not None:
-            counts = operands["counter"]
-            mean, variance, total = formula.joined_moments(x, operands["variances"], counts)
-            shares = counts.reshape(-1, *[1] * (x.ndim - 1)) / total
-            distance = (abs(x - mean) * shares).sum(axis=0, keepdims=True)
+            mean, variance, distance, in_given = _joined(spec, operands)
         else:
             mean, variance = formula.moments(x, geometry, centred=spec.operator.centred)
             distance = formula.total(abs(x - mean), geometry.statistic_axes) / count
@@ -189,12 +187,12 @@ def _forward_errors(spec: Spec, geometry: Geometry, operands: dict[str, Array]) 
         in_mean = in_sum * distance + 2 * abs(mean) * (distance > 0)
         if not spec.operator.centred:
             in_mean = 0.0
-        in_variance = in_sum * variance + unit * in_mean**2
+        in_variance = in_sum * variance + unit * in_mean**2 + in_given
         rstd = formula.inverse_deviation(variance, spec.eps)
         # d rstd / rstd is half of d variance / (variance + eps); 1 - eps * rstd**2 is the share of
         # the variance, also where it is infinite.
         share = 1.0 - spec.eps * rstd**2
-        in_rstd = derived + 0.5 * (in_sum * share + unit * in_mean**2 * rstd**2)
+        in_rstd = derived + 0.5 * (in_sum * share + (unit * in_mean**2 + in_given) * rstd**2)
     # The sum of two numbers of 16 or 32 bits is rounded once, in any wider type too.
     errors: dict[str, Array] = {"mean": in_mean, "rstd": in_rstd * rstd, "sum": 0.0 * x}
     if spec.rstd_is == "variance":
@@ -215,9 +213,25 @@ def _forward_errors(spec: Spec, geometry: Geometry, operands: dict[str, Array]) 
         else:
             errors["y"] = in_z
     if spec.updated:
-        joined = geometry.count if spec.variances is None else float(total)
+        counts = operands.get("counter")
+        joined = geometry.count if counts is None else float(counts.sum())
         errors |= _updates(spec, operands, (mean, in_mean), (variance, in_variance), joined)
     return errors
+
+
+def _joined(spec: Spec, operands: dict[str, Array]) -> tuple[Array, Array, Array, Array]:
+    """Of ranks: mean and variance, the mean distance from it, the error of their variances."""
+    means, counts, variances = (operands[role] for role in ("x", "counter", "variances"))
+    if spec.variances_are == "invstd":
+        variances = formula.variance_of(variances, spec.eps)
+    mean, variance, total = formula.joined_moments(means, variances, counts)
+    shares = counts.reshape(-1, *[1] * (means.ndim - 1)) / total
+    distance = (abs(means - mean) * shares).sum(axis=0, keepdims=True)
+    if spec.variances_are == "variance":
+        return mean, variance, distance, 0.0
+    # A square, a division and a difference.
+    error = 3.0 * (variances + spec.eps) + abs(variances)
+    return mean, variance, distance, (error * shares).sum(axis=0, keepdims=True)
 
 
 def _updates(

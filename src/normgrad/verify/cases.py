@@ -58,6 +58,7 @@ class Case:
     bias: bool = True  # where an operator takes one
     running: bool = False  # running statistics are updated
     biased: bool = False  # the variance among them by the biased one
+    variances_are: StatisticKind = "variance"  # how the ranks' variances come
     momentum: float = 0.1
     activation: str | None = None
     negative_slope: float = 0.01

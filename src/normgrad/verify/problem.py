@@ -94,6 +94,7 @@ def request(case: Case, tensors: dict[str, TensorSpec], result_dtypes: dict[str,
         rstd_is=case.statistic,
         momentum=case.momentum,
         biased=case.biased,
+        variances_are=case.variances_are,
         eps=case.eps,
         channel_axis=axis,
         num_groups=case.num_groups,
@@ -172,6 +173,8 @@ def _data(case: Case, dtype: str, rng: np.random.Generator) -> dict[str, Values]
             data["dy"].flat[11] = case.poison
     if "variances" in operator.takes:
         data["variances"] = 0.5 + rng.random(case.shape)
+        if case.variances_are == "invstd":
+            data["variances"] = 1.0 / np.sqrt(data["variances"] + case.eps)
     if case.poison is not None:
         x.flat[7] = case.poison
     for role, there in (

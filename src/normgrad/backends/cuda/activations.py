@@ -1,7 +1,8 @@
 """What may follow a norm on the GPU: each activation and its slope, functions of z and a formula.
 
-A formula has the negative slope of leaky ReLU, and the numbers that decide ReLU and its kind, whose
-z counts as rounded to the type of the data: a threshold says the same as rounding, and is free.
+A formula has the negative slope of leaky ReLU or the scale of swish, and the numbers that decide
+ReLU and its kind, whose z counts as rounded to the type of the data: a threshold says the same as
+rounding, and is free.
 
 Both passes get z from `before_activation`, in the same bits: a fused product and sum that is
 written as one, since the compiler makes one of ``t * dy_factor + beta`` where it likes, of parts
@@ -143,6 +144,25 @@ def _silu_slope(z, FORMULA: tl.constexpr):
 
 
 @triton.jit
+def _scaled(z, FORMULA: tl.constexpr):
+    """What swish's sigmoid gets. Beyond 1000 that is 0 or 1: nothing is to overflow."""
+    t = z * FORMULA.negative_slope
+    return choose(-t, -1000.0, 1000.0, choose(t, -1000.0, -1000.0, t))
+
+
+@triton.jit
+def _swish(z, FORMULA: tl.constexpr):
+    return z * sigmoid(_scaled(z, FORMULA))
+
+
+@triton.jit
+def _swish_slope(z, FORMULA: tl.constexpr):
+    t = _scaled(z, FORMULA)
+    share = sigmoid(t)
+    return share * (1.0 + t * (1.0 - share))
+
+
+@triton.jit
 def _normal(z):
     """The share of a normal distribution below z, and exp(-z * z / 2), which is a part of it.
 
@@ -215,6 +235,7 @@ ACTIVATIONS: Final = {
     "relu6": Activation(_relu6, _relu6_slope),
     "leaky_relu": Activation(_leaky_relu, _leaky_relu_slope),
     "silu": Activation(_silu, _silu_slope),
+    "swish": Activation(_swish, _swish_slope),
     "gelu": Activation(_gelu, _gelu_slope),
     "gelu_tanh": Activation(_gelu_tanh, _gelu_tanh_slope),
     "hardswish": Activation(_hardswish, _hardswish_slope),

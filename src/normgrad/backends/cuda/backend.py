@@ -44,8 +44,6 @@ class CudaBackend:
         """Memory that is not on a GPU, too many statistics, and operators to come."""
         if not spec.device.startswith("cuda") and not interpreting():
             return f"it computes on NVIDIA GPUs, the arrays are on {spec.device}"
-        if spec.biased and spec.updated:
-            return "its kernels update running variances by the unbiased one"
         return (
             unknown_to_fast(spec.op, forms.TAKEN)
             or fused_form(spec, forms.FUSED)

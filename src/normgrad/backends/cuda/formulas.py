@@ -95,6 +95,7 @@ class Formula:
     activation: Activation | None = None
     negative_slope: float = 0.0
     data: str = "float64"  # the type whose numbers z is rounded to
+    biased: bool = False  # the running variance is updated by the biased one
 
     @property
     def acts(self) -> bool:
@@ -165,8 +166,8 @@ _FORMULAS = {
 def formula_named(text: str) -> Formula:
     """The formula of a plan: a name, what is added to gamma if that is not 0, an activation.
 
-    An activation stands there with the type of the data and, if need be, its negative slope:
-    ``norm leaky_relu:bfloat16:0.01``.
+    An activation stands there with the type of the data and, if it has one, its number:
+    ``norm leaky_relu:bfloat16:0.01``. ``biased`` says how the running variance is updated.
     """
     name, *words = text.split(" ")
     made = replace(_FORMULAS[name], name=re.sub(r"\W", "_", text.replace("-", "minus")))
@@ -176,6 +177,8 @@ def formula_named(text: str) -> Formula:
             slope = float(details[1]) if len(details) > 1 else 0.0
             one = activations.ACTIVATIONS[first]
             made = replace(made, activation=one, data=details[0], negative_slope=slope)
+        elif first == "biased":
+            made = replace(made, biased=True)
         else:
             made = replace(made, weight_offset=float(first))
     return made

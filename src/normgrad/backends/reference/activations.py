@@ -16,7 +16,10 @@ Array = Any
 
 
 class Activation(NamedTuple):
-    """``value(z, seen, s)`` and ``slope(z, seen, s)``; s is the negative slope of leaky ReLU."""
+    """``value(z, seen, s)`` and ``slope(z, seen, s)``.
+
+    s is the negative slope of leaky ReLU, the scale of swish.
+    """
 
     value: Callable[[Array, Array, float], Array]
     slope: Callable[[Array, Array, float], Array]
@@ -72,6 +75,11 @@ def _silu_slope(z: Array) -> Array:
     return sigmoid * (1.0 + z * (1.0 - sigmoid))
 
 
+def _swish_slope(z: Array, s: float) -> Array:
+    sigmoid = _sigmoid(s * z)
+    return sigmoid * (1.0 + s * z * (1.0 - sigmoid))
+
+
 def _hardswish_slope(z: Array) -> Array:
     library = _of(z)
     inside = library.where(z < 3.0, z / 3.0 + 0.5, library.ones_like(z))
@@ -98,6 +106,9 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
         lambda z, seen, s: _from(z, seen, 0.0, s),
     ),
     "silu": Activation(lambda z, seen, s: z * _sigmoid(z), lambda z, seen, s: _silu_slope(z)),
+    "swish": Activation(
+        lambda z, seen, s: z * _sigmoid(s * z), lambda z, seen, s: _swish_slope(z, s)
+    ),
     "gelu": Activation(lambda z, seen, s: z * _normal(z), lambda z, seen, s: _gelu_slope(z)),
     "gelu_tanh": Activation(
         lambda z, seen, s: 0.5 * z * (1.0 + _tanh_of_gelu(z)),

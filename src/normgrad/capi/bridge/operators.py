@@ -1,8 +1,9 @@
 """The two stages and the descriptor: where C takes over what Python has planned."""
 
+import itertools
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from normgrad.aclnn.executor import aclOpExecutor
 from normgrad.aclnn.status import Status
@@ -86,11 +87,9 @@ def _stage_one(
         status, nbytes, executor = target(*values)
         if status != 0:
             return int(status)
-        bound = executor.launch
-        direct = bound is not None and not bound.moves
-        launch = _launch(handles, op, executor.arrangement, offer=direct)
-        _tell_addresses(handles, launch[0], executor)
-        handle = handles.new("EXECUTOR", executor, op, launch)
+        payload = Payload(_launch(handles, op, executor.arrangement), [])
+        _tell(handles, payload, executor)
+        handle = handles.new("EXECUTOR", executor, op, payload)
         if not handle:
             rule = "too many executors are alive: each needs its stage 2 or its destruction"
             messages.record(f"{function.name}: {rule}")
@@ -102,39 +101,65 @@ def _stage_one(
     return call
 
 
-def _launch(
-    handles: Handles, op: int, arrangement: Arrangement, *, offer: bool
-) -> tuple[Any, Plan]:
-    """What C needs to run a plan, with the plan it lives by; without an entry C asks Python."""
+def _launch(handles: Handles, op: int, arrangement: Arrangement) -> Any:
+    """What C needs to run a plan; without an entry C asks Python."""
     launch = handles.ffi.new("struct normgrad_launch*")
     launch.op = op
     launch.workspace_bytes = arrangement.workspace_bytes
-    if offer:
-        _offer(handles, launch, arrangement.plan)
-    return launch, arrangement.plan
+    return launch
 
 
 _ENTRY: Final = "int32_t(*)(int64_t*, int64_t*, int64_t, int64_t)"
 
 
-def _offer(handles: Handles, launch: Any, plan: Plan) -> None:
-    """The compiled entry, where there is one."""
+def _offer(handles: Handles, launch: Any, plan: Plan) -> Any:
+    """What the compiled plan takes besides its addresses, and its entry; null where it has none."""
     compiled = None if memory.checked else plan.compiled()
-    if compiled is not None:
-        launch.block = handles.ffi.cast("int64_t*", compiled.block)
-        launch.helpers = compiled.helpers
-        launch.sync_bytes = compiled.sync_bytes
-        launch.entry = handles.ffi.cast(_ENTRY, compiled.entry)
+    if compiled is None:
+        return handles.ffi.NULL
+    launch.block = handles.ffi.cast("int64_t*", compiled.block)
+    launch.helpers = compiled.helpers
+    launch.sync_bytes = compiled.sync_bytes
+    return handles.ffi.cast(_ENTRY, compiled.entry)
 
 
-def _tell_addresses(handles: Handles, launch: Any, executor: aclOpExecutor) -> None:
+class Payload(NamedTuple):
+    """What C reads of an executor, and what that lives by.
+
+    A part for each plan is made once: a thread may still be in one when addresses move.
+    """
+
+    launch: Any
+    parts: list[tuple[Any, Plan]]
+
+
+def _tell(handles: Handles, payload: Payload, executor: aclOpExecutor) -> None:
     """C may run what has all its addresses and needs no detour."""
-    bound = executor.launch
-    if bound is None or bound.moves:
-        launch.entry = handles.ffi.NULL
+    launch, bound = payload.launch, executor.launch
+    launch.entry = handles.ffi.NULL
+    parts = () if bound is None else bound.plans()
+    if bound is None or not parts:
         return
-    launch.addresses = [address or 0 for address in bound.addresses]
-    launch.workspace_bytes = bound.workspace_bytes
+    if not payload.parts:
+        new = (handles.ffi.new("struct normgrad_launch*") for _ in parts[1:])
+        payload.parts.extend(zip([launch, *new], (part.plan for part in parts), strict=True))
+    made = [each for each, _ in payload.parts]
+    launch.in_a_row = any(part.scratch for part in parts)
+    entries = []
+    for each, part in zip(made, parts, strict=True):
+        entries.append(_offer(handles, each, part.plan))
+        each.addresses = [address or 0 for address in part.addresses]
+        each.workspace_bytes = bound.workspace_bytes  # of all: C tests for it once
+        each.offset = part.offset
+        each.scratch = [0] * len(ROLES)
+        for slot, offset in part.scratch:
+            each.scratch[slot] = offset + 1
+    if handles.ffi.NULL in entries:
+        return
+    for one, other in itertools.pairwise(made):
+        one.next = other
+    for each, entry in reversed(list(zip(made, entries, strict=True))):
+        each.entry = entry  # the first one last: with it C runs them
 
 
 def _move(handles: Handles, target: Callable[..., Any]) -> Callable[..., int]:
@@ -161,8 +186,7 @@ def _stage_two(handles: Handles, target: Callable[..., Any]) -> Callable[..., in
         status = target(workspace, size, executor, handles.find(stream))
         payload = handles.payload(pointer)
         if waiting and status == 0 and executor.state == "ready" and payload is not None:
-            _offer(handles, *payload)
-            _tell_addresses(handles, payload[0], executor)
+            _tell(handles, payload, executor)
         if inside:
             (lib.handle_cancel if executor.state == "ready" else lib.handle_finish)(pointer)
         return int(status)
@@ -210,10 +234,11 @@ def _descriptor(
 
 
 def _reusable(handles: Handles, number: int, arrangement: Arrangement) -> tuple[Any, Plan]:
-    """A launch without addresses, and what they must be tested for."""
+    """A launch without addresses, and what they must be tested for; with the plan it lives by."""
     plan = arrangement.plan
-    made = _launch(handles, number, arrangement, offer=not isinstance(arrangement, Chain))
-    launch = made[0]
+    launch = _launch(handles, number, arrangement)
+    if not isinstance(arrangement, Chain):
+        launch.entry = _offer(handles, launch, plan)
     for place, role in enumerate(ROLES):
         tensor = plan.spec.tensor(role)
         if tensor is not None:
@@ -223,4 +248,4 @@ def _reusable(handles: Handles, number: int, arrangement: Arrangement) -> tuple[
     for place, (one, two, same_view) in enumerate(arrangement.meetings):
         meeting = launch.meeting[place]
         meeting.result, meeting.other, meeting.same_view = one, two, same_view
-    return made
+    return launch, plan

@@ -46,6 +46,12 @@ struct normgrad_launch {
     int64_t itemsize[22]; /* low, high and this where addresses come with the call */
     int32_t meetings;
     struct normgrad_meeting meeting[32];
+    /* One of several plans in a row: the next one, where in the workspace its own begins, and where
+     * there, more 1, scratch tensors lie that other plans read or write; 0 for none. */
+    int32_t in_a_row;
+    struct normgrad_launch* next;
+    int64_t offset;
+    int64_t scratch[22];
 };
 /* cffi: end */
 

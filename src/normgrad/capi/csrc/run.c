@@ -10,6 +10,22 @@ static int has_room(const struct normgrad_launch* launch, const void* workspace,
     return size >= launch->workspace_bytes && (!needed || (at > 0 && at <= INT64_MAX - needed));
 }
 
+/* Plans in a row: what one writes into scratch memory the next one reads. */
+static int32_t compute_all(const struct normgrad_launch* launch, void* workspace)
+{
+    int64_t base = ((int64_t)(intptr_t)workspace + 63) & ~(int64_t)63;
+    int32_t failed = 0;
+    for (; launch && !failed; launch = launch->next) {
+        int64_t addresses[NORMGRAD_ROLES];
+        for (int i = 0; i < NORMGRAD_ROLES; i++) {
+            int64_t at = launch->scratch[i];
+            addresses[i] = at ? base + at - 1 : launch->addresses[i];
+        }
+        failed = normgrad_compute(launch, addresses, (void*)(intptr_t)(base + launch->offset));
+    }
+    return failed;
+}
+
 aclnnStatus normgrad_stage_two(int op, void* workspace, uint64_t workspace_size,
                                aclOpExecutor* executor, aclrtStream stream)
 {
@@ -25,7 +41,8 @@ aclnnStatus normgrad_stage_two(int op, void* workspace, uint64_t workspace_size,
         normgrad_host.handle_cancel(handle);
         return NORMGRAD_TO_PYTHON;
     }
-    failed = normgrad_compute(launch, launch->addresses, workspace);
+    failed = launch->in_a_row ? compute_all(launch, workspace)
+                              : normgrad_compute(launch, launch->addresses, workspace);
     normgrad_host.handle_finish(handle);
     return failed ? ACLNN_ERR_INNER : ACLNN_SUCCESS;
 }

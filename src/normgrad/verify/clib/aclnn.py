@@ -16,9 +16,10 @@ from normgrad.aclnn.constants import (
 )
 from normgrad.aclnn.dtypes import DTYPE_NAMES
 from normgrad.aclnn.pages import PAGES
+from normgrad.aclnn.products import SETTINGS
 from normgrad.aclnn.status import ACL_SUCCESS
 from normgrad.aclnn.table import Page
-from normgrad.core.spec import Op
+from normgrad.core.operators import SWISH, Op
 from normgrad.verify.cases import select
 from normgrad.verify.clib import aclnn_status
 from normgrad.verify.clib.aclnn_call import (
@@ -28,8 +29,9 @@ from normgrad.verify.clib.aclnn_call import (
     expressible,
     result_dtype,
 )
+from normgrad.verify.clib.beside import beside
 from normgrad.verify.clib.job import Job, arrays_of, concluded, named, numeric, status
-from normgrad.verify.clib.memory import Placed, strided
+from normgrad.verify.clib.memory import Placed, nan_like, strided
 from normgrad.verify.foreign import Outcome
 from normgrad.verify.problem import HostArray, Problem, make_problem
 
@@ -62,17 +64,25 @@ def jobs(who: str) -> list[Job]:
 
 
 def _numeric(page: Page, who: str) -> list[Job]:
-    name = page.name
+    name, product = page.name, SETTINGS.product
+    if product.key in page.lacks:
+        return []
+    types = [one for one in _TYPES if _DTYPES[one] in product.floats]
     cases = [
         case
-        for case in map(functools.partial(as_page, page), select(page.op))
-        if expressible(page, case)
+        for case in map(functools.partial(as_page, page, product), select(page.op))
+        if expressible(page, case, product)
     ]
-    made = [numeric(case, dtype, who, "", name) for case in cases for dtype in _TYPES]
+    listed = cases + [
+        dataclasses.replace(case, id=f"scaled-{case.id}", activation=SWISH, negative_slope=1.75)
+        for case in cases
+        if _has_scale(page) and case.layout == "contiguous" and not case.mask
+    ]
+    made = [numeric(case, dtype, who, "", name) for case in listed for dtype in types]
     made += [
         numeric(cases[0], dtype, who, variant, name)
         for variant in (_GAPS, _OFFSET)
-        for dtype in _TYPES
+        for dtype in types
         if cases
     ]
     if any(one.kind == "mask" for one in page.parameters):
@@ -80,9 +90,13 @@ def _numeric(page: Page, who: str) -> list[Job]:
             numeric(case, dtype, who, _UNWANTED, name)
             for case in cases
             if case.mask in _MASKS and case.layout == "contiguous"
-            for dtype in _TYPES
+            for dtype in types
         ]
     return made
+
+
+def _has_scale(page: Page) -> bool:
+    return any(one.name == "swishScale" for one in page.parameters)
 
 
 def _statuses(page: Page, who: str) -> list[Job]:
@@ -263,7 +277,8 @@ class Aclnn:
             self.free(workspace)
 
     def _numeric(self, page: Page, job: Job, problem: Problem) -> Outcome:
-        hosts = arrays_of(problem)
+        more = beside(page.name, problem)
+        hosts = arrays_of(problem) | {role: nan_like(one.tensor) for role, one in more.items()}
         if job.variant == _GAPS:
             hosts |= {role: strided(hosts[role], 3) for role in problem.wanted}
         if job.variant == _UNWANTED:
@@ -272,7 +287,7 @@ class Aclnn:
         arguments = arguments_of(page, problem.case, hosts)
         placed = self.place(arguments)
         roles = {one.name: one.writes or one.role for one in arguments if one.name in placed}
-        measured = problem.measured
+        measured = (*problem.measured, *more)
         results = {role: placed[name] for name, role in roles.items() if role in measured}
         runs = []
         for turn in range(3):
@@ -287,4 +302,4 @@ class Aclnn:
         changed = [roles[name] for name in others if placed[name].touched()]
         for memory in placed.values():
             memory.free()
-        return concluded(job, problem, runs, stray, changed)
+        return concluded(job, problem, more, runs, stray, changed)

@@ -6,12 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from normgrad.aclnn.constants import ACL_FORMAT_ND, ACL_FORMAT_NHWC
+from normgrad.aclnn.constants import ACL_BF16, ACL_FORMAT_ND, ACL_FORMAT_NHWC
+from normgrad.aclnn.products import Product
 from normgrad.aclnn.request import INFERENCE
-from normgrad.aclnn.table import SHAPES, Page, Parameter
-from normgrad.core.operators import OPERATORS, STATISTICS, Op
+from normgrad.aclnn.table import Page, Parameter
+from normgrad.arrays import host_memory
+from normgrad.core.operators import OPERATORS, STATISTICS, SWISH, Op
 from normgrad.verify.cases import Case
+from normgrad.verify.clib.beside import WEIGHT_OF_X
+from normgrad.verify.clib.memory import nan_like
 from normgrad.verify.problem import HostArray, Problem
+
+# Where parameters may be null on Ascend 950 alone, and where vectors may be wider than data there.
+PARAMETERS_GIVEN = ("aclnnGroupNormSilu", "aclnnGroupNormSiluV2")
+WIDER_ON_950 = ("aclnnBatchNormBackward", "aclnnGroupNormBackward", *PARAMETERS_GIVEN)
+WIDER_WITH_BF16 = ("aclnnRmsNorm", "aclnnRmsNormGrad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +51,13 @@ def _argument(page: Page, one: Parameter, case: Case, hosts: dict[str, HostArray
     more: dict[str, Any] = {"required": one.required, "writes": one.writes}
     value = hosts.get(role)
     if value is None and role == "residual":  # of a gradient, whose cases have the sum
-        value = HostArray(np.zeros_like(hosts["x"].array), hosts["x"].dtype)
+        x = hosts["x"]
+        rest = WEIGHT_OF_X * x.values if _weighted(page) else np.zeros(x.array.shape)
+        value = HostArray(host_memory.narrow(rest, x.dtype), x.dtype)
+    if value is None and role == "dshortcut":
+        value = nan_like(hosts["dx"].tensor)
     if not role and one.required:  # looked at for its sizes alone
-        value = HostArray(np.ones(SHAPES[one.shape][1], np.float32), "float32")
+        value = HostArray(np.ones((2, case.shape[1], 4), np.float32), "float32")
     return Argument(one.name, "tensor", value, role, form, **more)
 
 
@@ -55,6 +68,8 @@ def _value(page: Page, one: Parameter, case: Case) -> Any:
         return list(case.normalized_shape)
     if one.role:
         return getattr(case, one.role)
+    if one.name == "swishScale" and case.activation == SWISH:
+        return case.negative_slope
     wanted = dict(zip(case.results, case.wanted, strict=True))
     asking = [
         wanted[other.role]
@@ -68,32 +83,57 @@ def _value(page: Page, one: Parameter, case: Case) -> Any:
     return sizes.get(one.name, one.example)
 
 
-def as_page(page: Page, case: Case) -> Case:
-    """The case with the statistics that the page names, in their type if it has one."""
+def as_page(page: Page, product: Product, case: Case) -> Case:
+    """The case with the statistics that page and product name, in their type if they have one."""
+    if page.op is Op.BATCH_NORM and product.saves_variance and case.training:
+        case = replace(case, statistic="variance")
     if page.op is Op.BATCH_NORM_STATS:
         case = replace(case, statistic="invstd")
+    if page.op is Op.BATCH_NORM_GATHER_STATS:
+        case = replace(case, variances_are="invstd", counts_dtype="float32")
     if not _has_wide_statistics(page):
         return case
-    own = page.one_type or case.own_weight
+    own = page.one_type or case.own_weight or not takes_wider_vectors(page, product)
     return replace(case, statistics_dtype="float32", own_weight=own)
+
+
+def _weighted(page: Page) -> bool:
+    """Whether the sum that is normalized has a weight, which is `WEIGHT_OF_X` here."""
+    return any(one.name == "alpha" for one in page.parameters)
 
 
 def _has_wide_statistics(page: Page) -> bool:
     return any(one.kind == "in" and one.role == "rstd" and one.types for one in page.parameters)
 
 
-def expressible(page: Page, case: Case) -> bool:
+def takes_wider_vectors(page: Page, product: Product) -> bool:
+    """Whether vectors may be FLOAT beside narrower data, as far as that is the product's matter."""
+    if page.name in WIDER_WITH_BF16:
+        return ACL_BF16 in product.floats
+    return product.mixed or page.name not in WIDER_ON_950
+
+
+def expressible(page: Page, case: Case, product: Product) -> bool:
     """Whether the operator has a place for all that a case wants.
 
     Statistics as 1/sqrt(var + eps), channels at axis 1 or tagged NHWC, no negative strides.
     """
-    if page.op is Op.BATCH_NORM_GATHER_STATS:  # its cases give variances, the page wants others
-        return False
-    last = page.channels_last and case.channel_axis == len(case.shape) - 1
-    usual = (case.statistic == "variance") is not case.training
+    tagged = page.channels_last and product.channels_last
+    last = tagged and case.channel_axis == len(case.shape) - 1
+    saved = page.op is Op.BATCH_NORM and product.saves_variance
+    usual = saved or (case.statistic == "variance") is not case.training
     placed = case.layout != "flipped" and (case.channel_axis == 1 or last)
     fused = page.activation == case.activation and case.shortcut == "none" and not case.each_sample
-    return usual and placed and fused and _takes_operands(page, case) and _takes_mask(page, case)
+    fitting = usual and placed and fused and _takes_types(page, case, product)
+    return fitting and _takes_operands(page, case) and _takes_mask(page, case)
+
+
+def _takes_types(page: Page, case: Case, product: Product) -> bool:
+    """Types that the product relates, parameters that it wants."""
+    if page.name in PARAMETERS_GIVEN and not product.mixed and not (case.bias and case.weight):
+        return False
+    own = case.own_weight if _has_wide_statistics(page) else case.statistics_dtype is None
+    return own or takes_wider_vectors(page, product)
 
 
 def _takes_operands(page: Page, case: Case) -> bool:
@@ -101,7 +141,10 @@ def _takes_operands(page: Page, case: Case) -> bool:
     roles = {one.role for one in page.parameters}
     if case.residual and not roles & {"residual", "dsum"}:
         return False
-    if "residual" in roles and "dsum" not in roles and not case.residual:
+    if _weighted(page):  # a rounded sum is another's
+        if case.residual or case.normalized == len(case.shape):
+            return False
+    elif "residual" in roles and "dsum" not in roles and not case.residual:
         return False
     gammas = [one for one in page.parameters if one.role == "gamma"]
     if any(one.required for one in gammas) and not case.weight:

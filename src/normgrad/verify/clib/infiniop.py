@@ -18,8 +18,9 @@ from normgrad.infiniop.status import SUCCESS
 from normgrad.infiniop.table import Operator
 from normgrad.verify.cases import Case, select
 from normgrad.verify.clib import infiniop_status
+from normgrad.verify.clib.beside import beside
 from normgrad.verify.clib.job import Job, arrays_of, concluded, numeric, status
-from normgrad.verify.clib.memory import HostRuntime, Placed, Runtime, strided
+from normgrad.verify.clib.memory import HostRuntime, Placed, Runtime, nan_like, strided
 from normgrad.verify.foreign import Outcome
 from normgrad.verify.problem import Problem, make_problem
 
@@ -56,15 +57,13 @@ def _variants(operator: Operator) -> list[str]:
         for one in data
         if one.written
         for other in data
-        if not other.written
+        if not other.written and other.shape == one.shape
     ]
     gaps = any(one.shape == "channels" for one in operator.tensors)
     return [_GAPS, *over] if gaps else over
 
 
 def _fits(operator: Operator, case: Case) -> bool:
-    if operator.chain is not None:  # results that no case has
-        return False
     plain = case.layout == case.vectors == "contiguous" and case.channel_axis == 1
     usual = (
         case.weight and case.bias and case.training and case.statistic == "invstd" and not case.mask
@@ -211,7 +210,8 @@ class Infiniop:
             _must(f"infiniopDestroy{operator.name}Descriptor", functions.destroy(made))
 
     def _numeric(self, operator: Operator, job: Job, problem: Problem) -> Outcome:
-        hosts = arrays_of(problem)
+        more = beside(operator.name, problem)
+        hosts = arrays_of(problem) | {role: nan_like(one.tensor) for role, one in more.items()}
         roles = [one.role for one in operator.tensors]
         results = [one.role for one in operator.tensors if one.written]
         if job.variant == _GAPS:
@@ -249,7 +249,7 @@ class Infiniop:
         given = problem.result_dtypes
         wanted = {role: given[role] for role in results if role in given}
         problem = dataclasses.replace(problem, result_dtypes=wanted)
-        return concluded(job, problem, runs, stray, changed)
+        return concluded(job, problem, more, runs, stray, changed)
 
 
 class Functions:

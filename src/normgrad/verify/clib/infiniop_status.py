@@ -132,6 +132,7 @@ def calls(operator: Operator) -> dict[str, Check]:
         "compute: null descriptor": _compute(operator, missing="desc"),
         "compute: workspace too small": _compute(operator, short=True),
         **_order(operator),
+        **_of_rules(operator),
     }
     for one in operator.tensors:
         made |= _of_tensor(operator, one)
@@ -158,6 +159,28 @@ def _order(operator: Operator) -> dict[str, Check]:
             {weight: short, data: gaps}, BAD_SHAPE
         ),
     }
+
+
+def _of_rules(operator: Operator) -> dict[str, Check]:
+    """Types that no operator takes, axes, and strides of what is no data."""
+    usual = _usual(operator)
+    create = functools.partial(_create_with, operator)
+    integers: Changes = {name: one._replace(dtype="int32") for name, one in usual.items()}
+    made = {"create: all of type I32": create(integers, BAD_DTYPE)}
+    rank = {"data": 4, "rows": 9}[next(one.shape for one in operator.tensors if one.role == "x")]
+    many = TensorSpec.contiguous((1,) * (rank - 2) + (3, 4), "float32")
+    more: Changes = {one.name: many for one in operator.tensors if one.role in DATA}
+    made[f"create: data of {rank} axes"] = create(more, BAD_SHAPE)
+    for one in operator.tensors:
+        tensor = usual[one.name]
+        if one.role in DATA:
+            continue
+        flat = TensorSpec.contiguous((1, *tensor.shape), "float32")
+        made[f"create: {one.name} of two axes"] = create({one.name: flat}, BAD_SHAPE)
+        by_channel = one.shape == "channels"
+        gaps = SUCCESS if by_channel or not operator.stride_rules else BAD_STRIDES
+        made[f"create: {one.name} with gaps"] = create({one.name: _with_gaps(tensor)}, gaps)
+    return made
 
 
 def _shorter(tensor: TensorSpec) -> TensorSpec:

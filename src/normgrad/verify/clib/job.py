@@ -7,8 +7,10 @@ import numpy as np
 
 from normgrad.arrays import host_memory
 from normgrad.verify.cases import Case
+from normgrad.verify.clib.beside import Beside
 from normgrad.verify.clib.memory import nan_like
 from normgrad.verify.foreign import Outcome, blank_outcome
+from normgrad.verify.measure import measure
 from normgrad.verify.problem import HostArray, Problem
 from normgrad.verify.run import judge
 
@@ -64,20 +66,29 @@ def arrays_of(problem: Problem) -> dict[str, HostArray]:
 
 
 def concluded(
-    job: Job, problem: Problem, runs: list[dict[str, Any]], stray: list[str], changed: list[str]
+    job: Job,
+    problem: Problem,
+    more: dict[str, Beside],
+    runs: list[dict[str, Any]],
+    stray: list[str],
+    changed: list[str],
 ) -> Outcome:
     """The outcome of runs that are to be right, alike, and inside their memory."""
     same = all(
         np.array_equal(run[role].view(np.uint8), runs[0][role].view(np.uint8))
         for run in runs
-        for role in problem.measured
+        for role in (*problem.measured, *more)
     )
     results = {
         role: host_memory.widen(runs[-1][role], problem.spec.present(role).dtype)
         for role in problem.measured
     }
     seen = same if len(runs) > 1 else None
-    found = replace(job.blank.judged(judge(problem, results)), deterministic=seen)
+    measured = judge(problem, results)
+    for role, one in more.items():
+        got = host_memory.widen(runs[-1][role], one.tensor.dtype)
+        measured.append(measure(role, got, one.want, one.budget, one.tensor.dtype))
+    found = replace(job.blank.judged(measured), deterministic=seen)
     faults = [f"it wrote outside {role}" for role in stray]
     faults += [
         f"it changed its operand {role}"

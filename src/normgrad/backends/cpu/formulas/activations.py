@@ -27,7 +27,7 @@ _SIX: Final = {"float16": 6 - 2.0**-9, "bfloat16": 6 - 2.0**-6, "float32": 6.0, 
 class Activation(NamedTuple):
     """``value(z, dtype, s)``, and ``through(d, z, dtype, s)``: the gradient d times the slope.
 
-    ``dtype`` is the data's type, s the negative slope of leaky ReLU.
+    ``dtype`` is the data's type, s the negative slope of leaky ReLU, the scale of swish.
     """
 
     value: Callable[[Any, str, Any], Any]
@@ -53,6 +53,18 @@ def _relu6(z: Any, dtype: str, s: Any) -> Any:
 def _silu_slope(z: Any) -> Any:
     share, slope = sigmoid(z)
     return share + z * slope
+
+
+def _scaled(z: Any, s: Any) -> Any:
+    """What swish's sigmoid gets. Beyond 1000 that is 0 or 1: nothing is to overflow."""
+    t = z * s
+    return at_most(-t, -1000.0, 1000.0, at_most(t, -1000.0, -1000.0, t))
+
+
+def _swish_through(d: Any, z: Any, dtype: str, s: Any) -> Any:
+    t = _scaled(z, s)
+    share, slope = sigmoid(t)
+    return d * in_type_of(share + t * slope, d)
 
 
 def _gelu_slope(z: Any) -> Any:
@@ -97,6 +109,7 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
         lambda d, z, dtype, s: at_most(z, ZERO[dtype], d * s, d),
     ),
     "silu": smooth(lambda z: z * sigmoid(z)[0], _silu_slope),
+    "swish": Activation(lambda z, dtype, s: z * sigmoid(_scaled(z, s))[0], _swish_through),
     "gelu": smooth(lambda z: z * normal(z)[0], _gelu_slope),
     "gelu_tanh": smooth(lambda z: z * _gelu_tanh(z)[0], _gelu_tanh_slope),
     "hardswish": smooth(_hardswish, _hardswish_slope),

@@ -25,6 +25,7 @@ from normgrad.backends.cpu.vectors import (
     kept_where,
 )
 from normgrad.backends.cpu.vectors.formats import STORED
+from normgrad.core.operators import NUMBERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,12 @@ class Formula:
     residual: str | None = None
     activation: str | None = None  # what follows the norm
     dtype: str = ""  # of the data, by which it is decided where a ReLU is open
-    negative_slope: Any = None  # leaky ReLU's, in kernels: a number that this value carries
+    # Leaky ReLU's, or swish's scale, in kernels: a number that this value carries.
+    negative_slope: Any = None
 
     def with_slope(self, slope: Any) -> Any:
-        """The same with leaky ReLU's slope, where that is its activation."""
-        return replace(self, negative_slope=slope) if self.activation == "leaky_relu" else self
+        """The same with the number of its activation, where that has one."""
+        return replace(self, negative_slope=slope) if self.activation in NUMBERED else self
 
     def before(self, t: Any, dy_factor: Any, beta: Any) -> Any:
         """What the norm gives, in the same bits wherever: of data in 32 bits or less in float32."""

@@ -111,7 +111,7 @@ RUNNING_MEAN: Final = 103
 RUNNING_VAR: Final = 107
 MOMENTUM: Final = 102  # the bits of a float64: the share of these data in both
 WEIGHT_OFFSET: Final = 101  # the bits of a float64 that is added to gamma
-NEGATIVE_SLOPE: Final = 119  # the bits of a float64: leaky ReLU's
+NEGATIVE_SLOPE: Final = 119  # the bits of a float64: leaky ReLU's, swish's scale
 
 # Weights of each sample.
 SETS: Final = 117  # of parameters: one, or one for each sample

@@ -405,7 +405,9 @@ def factors_of(
             if above == 0:
                 moments = (count + sum_d * 0.0, x_factor, sum_dt)
                 once = ok & (channel % GROUP_SIZE == 0)
-                store_statistics(results, statistic, moments, momentum, eps, once, VARIANCE)
+                store_statistics(
+                    results, statistic, moments, momentum, eps, once, VARIANCE, FORMULA.biased
+                )
         else:
             # The sums of group norm have gamma inside.
             factor = rs if GROUP else rs * weight

@@ -87,6 +87,7 @@ def store_statistics(
     eps,
     mask,
     VARIANCE: tl.constexpr,  # the second one wanted is the variance
+    BIASED: tl.constexpr = False,  # the running variance follows the biased one
 ):
     """Write the statistics of some groups; returns the mean and the reciprocal deviation."""
     next_mean, next_rstd, mean, rstd, old_mean, old_variance, new_mean, new_variance = results
@@ -102,6 +103,8 @@ def store_statistics(
         store_as(new_mean, which, old * (1.0 - momentum) + mu * momentum, mask)
     if old_variance is not None:
         old = load_or(old_variance, which, mask, 0.0, mu.dtype)
-        unbiased = apart / tl.where(count > 1, count - 1.0, 1.0)
-        store_as(new_variance, which, old * (1.0 - momentum) + unbiased * momentum, mask)
+        wider = variance
+        if not BIASED:
+            wider = apart / tl.where(count > 1, count - 1.0, 1.0)
+        store_as(new_variance, which, old * (1.0 - momentum) + wider * momentum, mask)
     return mu, rs

@@ -3,6 +3,7 @@
 from typing import Final
 
 from normgrad.backends.cuda.plan.tuned import passes as tuned
+from normgrad.core.operators import NUMBERED
 from normgrad.core.spec import Op, Spec
 
 # Operators besides those that all fast backends have.
@@ -36,5 +37,7 @@ def formula_of(spec: Spec) -> str:
     if spec.activation is not None:
         after = f"{spec.activation}:{spec.x.dtype}"
         # Other activations have no use for the slope: they are one formula whatever it is.
-        words.append(f"{after}:{spec.negative_slope}" if "leaky" in spec.activation else after)
+        words.append(after if spec.activation not in NUMBERED else f"{after}:{spec.negative_slope}")
+    if spec.biased and spec.updated:
+        words.append("biased")
     return " ".join(words)

@@ -160,7 +160,7 @@ def finish_statistics(
     base = tl.load(partials + 3 * second + which.to(tl.int64) * parts, mask=ok, other=0.0)
     results = (next_mean, next_rstd, mean, rstd, old_mean, old_variance, new_mean, new_variance)
     moments = (total, base + off, tl.sum(apart, 1))
-    store_statistics(results, which, moments, momentum, eps, ok, VARIANCE)
+    store_statistics(results, which, moments, momentum, eps, ok, VARIANCE, FORMULA.biased)
 
 
 @triton.jit

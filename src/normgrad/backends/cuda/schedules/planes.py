@@ -448,7 +448,9 @@ def plane_slabs(
                 centre, dy_factor = mean_base + total_d, rs * weight
                 if member == 0:
                     moments = (count + total_d * 0.0, centre, total_dt)
-                    store_statistics(results, which, moments, momentum, eps, None, VARIANCE)
+                    store_statistics(
+                        results, which, moments, momentum, eps, None, VARIANCE, FORMULA.biased
+                    )
                 if BLOCK_CHANNELS > 1:
                     centre, dy_factor = spread(centre, dy_factor, col_chan)
                     bias, _ = spread(bias, bias, col_chan)
