@@ -6,7 +6,7 @@ import functools
 import linecache
 from collections.abc import Iterator
 from types import CodeType, FunctionType
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 
 @functools.lru_cache(maxsize=32)
@@ -79,6 +79,62 @@ def blocks(function: ast.FunctionDef) -> list[ast.AST]:
             found.append(one)
             rest.extend(ast.iter_child_nodes(one))
     return found
+
+
+class Condition(NamedTuple):
+    """``self.flag``, ``not self.flag``, ``self.part is None``: of a module's own attribute.
+
+    Attributes:
+        path: Of the attribute, as it is written.
+        none: Whether it is compared with None.
+        holds: What it must be.
+    """
+
+    path: str
+    none: bool
+    holds: bool
+
+    def met(self, module: Any) -> bool:
+        """By a module as it is."""
+        for name in self.path.split(".")[1:]:
+            module = getattr(module, name, None)
+        return (module is None if self.none else bool(module)) is self.holds
+
+
+def condition(test: ast.expr, self_name: str) -> Condition | None:
+    """What a branch asks, if it is no more than an attribute: to read it changes nothing."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        found = condition(test.operand, self_name)
+        return None if found is None else found._replace(holds=not found.holds)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        op, other = test.ops[0], test.comparators[0]
+        of_none = isinstance(other, ast.Constant) and other.value is None
+        path = dotted(test.left)
+        if of_none and isinstance(op, (ast.Is, ast.IsNot)) and path is not None:
+            found = Condition(path, True, isinstance(op, ast.Is))
+            return found if path.startswith(f"{self_name}.") else None
+        return None
+    path = dotted(test)
+    if path is None or not path.startswith(f"{self_name}."):
+        return None
+    return Condition(path, False, True)
+
+
+def first_call(statement: ast.stmt, name: str) -> ast.Call | None:
+    """The call of v alone that a statement makes before it does anything else."""
+    if not isinstance(statement, (ast.Assign, ast.Return, ast.Expr)):
+        return None
+    one: ast.expr | None = statement.value
+    while one is not None:
+        if isinstance(one, ast.BinOp):
+            one = one.right if dotted(one.left) is not None else one.left
+        elif isinstance(one, ast.Call) and dotted(one.func) is not None and one.args:
+            if len(one.args) == 1 and not one.keywords and is_name(one.args[0], name):
+                return one
+            one = one.args[0]
+        else:
+            return None
+    return None
 
 
 LEAVING: Final = (ast.Return, ast.Raise, ast.Break, ast.Continue)
