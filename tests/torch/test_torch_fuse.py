@@ -170,7 +170,7 @@ def test_the_report_says_what_was_fused_and_why_not():
     assert [tuple(one) for one in found] == [
         ("0.1", "BatchNorm2d + LeakyReLU", ""),
         ("0.3", "GroupNorm + GELU", ""),
-        ("1.0", "", "no activation that is taken follows it in Sequential"),
+        ("1.0", "", "no activation or sum that is taken follows it in Sequential"),
         ("2", "", "no sum that it could take in stands right before it in Sequential"),
         ("3", "", "a InstanceNorm2d is not taken"),
         ("4.bn1", "BatchNorm2d + ReLU", ""),

@@ -172,7 +172,7 @@ def test_the_report_says_what_stands_behind_a_norm():
         ("bn3", "", "a Dropout stands behind it"),
     ]
     found = ours.fuse(Inverted(skip=False))
-    assert found[2].why == "no activation that is taken follows it in Inverted"
+    assert found[2].why == "no activation or sum that is taken follows it in Inverted"
     assert [one.node for one in ours.fuse(RegNet())] == [
         "",
         "BatchNorm2d + ReLU6",

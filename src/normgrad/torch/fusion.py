@@ -79,9 +79,9 @@ def _make_class(original: type[Any], recipe: Recipe) -> type[Any] | None:
     else:
         looked = Looked(*(paths.__contains__ for paths in recipe[1:]))
         for name, method in methods(original):
-            made = rewritten(method, looked, NODES)
+            made = rewritten(method.method, looked, NODES)
             if made is not None:
-                body[name] = made.method
+                body[name] = method.put(made.method)
                 places += made.places
     if not body:
         return None
@@ -129,7 +129,7 @@ def _recipe(original: type[Any], members: list[nn.Module]) -> Recipe | None:
     if home in ("torch", "normgrad") or not issubclass(original, nn.Module):
         return None
     found: list[set[str]] = [set(), set(), set(), set()]
-    for _, method in methods(original):
+    for _, (method, _) in methods(original):
         looked = Looked(
             lambda path: any(nodes.last_of(at(one, path)) is not None for one in members),
             lambda path: any(_adds(nodes.last_of(at(one, path))) for one in members),

@@ -1,6 +1,6 @@
 """``activation(norm(x) + shortcut)`` as one node, in the place of two or three of a model's.
 
-A norm may end a ``torch.nn.Sequential`` that stands in its place.
+What stands in the norm's place may also be a row that ends in one.
 
 What is in the place of the norm, whether somebody hooks on to it, how large the data are: all is
 looked at in each call. Where one node cannot be, or would not gain, the modules are called as the
@@ -23,6 +23,7 @@ from normgrad.torch import modules
 from normgrad.torch.activations import NO_ACTIVATION, After, activation_of
 from normgrad.torch.forward import of_our_types
 from normgrad.torch.library import Tensor
+from normgrad.torch.rows import is_idle, parts_of
 from normgrad.torch.sync_module import SyncBatchNorm, sync_batch_norm
 from normgrad.torch.too_small import LEAST
 
@@ -60,19 +61,11 @@ def kind_of(norm: Any) -> str | None:
 
 
 def last_of(module: Any) -> Any:
-    """The norm that a module is, or that ends the ``torch.nn.Sequential`` that it is; else None."""
-    while kind_of(module) is None:
-        children = getattr(module, "_modules", None)
-        if not children or not _is_row(module):
-            return None
-        module = next(reversed(children.values()))
+    """The norm that a module is, or that ends what it calls in a row; else None."""
+    while module is not None and kind_of(module) is None:
+        parts = parts_of(module)
+        module = parts[-1] if parts else None
     return module
-
-
-def _is_row(module: nn.Module) -> bool:
-    """Whether it calls its children in a row, nodes or not."""
-    cls: Any = type(module)
-    return (getattr(cls, "original", None) or cls).forward is nn.Sequential.forward
 
 
 def row(children: Sequence[Any], x: Any) -> Any:
@@ -106,12 +99,13 @@ def node(
 ) -> Any:
     """``act(between(norm(x)) + shortcut, **options)``; ``act`` may be None."""
     kind = kind_of(norm)
-    while kind is None and unhooked(norm) and last_of(norm) is not None:
-        *first, norm = norm._modules.values()
-        x, kind = row(first, x), kind_of(norm)
+    if kind is None and last_of(norm) is not None:
+        while kind is None and unhooked(norm):
+            *first, norm = parts_of(norm) or ()
+            x, kind = row(first, x), kind_of(norm)
     after = NO_ACTIVATION if act is None else activation_of(act)
     if kind is not None and after is not None and fits(norm, kind, after, x, shortcut):
-        idle = all(one is None or (type(one) is nn.Identity and unhooked(one)) for one in between)
+        idle = all(one is None or (is_idle(one) and unhooked(one)) for one in between)
         if idle and unhooked(norm) and (not isinstance(act, nn.Module) or unhooked(act)):
             return one_node(norm, kind, after, x, shortcut)
     z = norm(x)

@@ -11,6 +11,8 @@ from normgrad.torch import sum_nodes
 from normgrad.torch.activations import activation_of
 from normgrad.torch.nodes import are_neighbours, kind_of, last_of, unhooked
 from normgrad.torch.rewriting import Found
+from normgrad.torch.rows import is_idle
+from normgrad.torch.sources import Wrapped, unwrapped
 
 # timm's norms that have an activation, and their kinds.
 TIMMS: Final = {"BatchNormAct2d": "batch", "GroupNormAct": "group"}
@@ -61,7 +63,7 @@ class Fusion(tuple[Place, ...]):
     __repr__ = __str__
 
 
-def methods(original: type[Any]) -> Iterator[tuple[str, FunctionType]]:
+def methods(original: type[Any]) -> Iterator[tuple[str, Wrapped]]:
     """What a class defines beside ``torch.nn.Module``'s own, the nearest of each name."""
     seen = set()
     for cls in original.__mro__:
@@ -71,7 +73,9 @@ def methods(original: type[Any]) -> Iterator[tuple[str, FunctionType]]:
             if name not in seen:
                 seen.add(name)
                 if isinstance(one, FunctionType) and not name.startswith("__"):
-                    yield name, one
+                    found = unwrapped(one, original)
+                    if found is not None:
+                        yield name, found
 
 
 def named(module: nn.Module, method: Any, name: str) -> Any:
@@ -126,7 +130,10 @@ def _why_not(norm: Any, holder: str) -> str:
             return f"no activation that is taken is in it: {type(norm.act).__name__}"
     elif kind_of(norm) is None:
         return f"a {type(norm).__name__} is not taken"
-    return f"no activation that is taken follows it in {where}"
+    return f"no {_FOLLOWS[kind_of(norm) == 'batch']} that is taken follows it in {where}"
+
+
+_FOLLOWS: Final = ("activation", "activation or sum")
 
 
 def _places(module: Any) -> Iterator[tuple[nn.Module, str, str]]:
@@ -144,7 +151,7 @@ def _places(module: Any) -> Iterator[tuple[nn.Module, str, str]]:
             yield module, what, _hooked(module, module.act)
     elif kind == "methods":
         for place in cls.places:
-            yield from _in_methods(module, place, [one for _, one in methods(cls.original)])
+            yield from _in_methods(module, place, [one.method for _, one in methods(cls.original)])
 
 
 def _in_methods(
@@ -169,7 +176,7 @@ def _in_methods(
     if place.with_shortcut:
         plus = f" + shortcut{plus}"
     busy = (at(module, one) for one in place.between)
-    names = [type(one).__name__ for one in busy if one is not None and type(one) is not nn.Identity]
+    names = [type(one).__name__ for one in busy if not is_idle(one)]
     why = f"a {names[0]} stands behind it" if names else _hooked(norm, act)
     yield norm, f"{type(norm).__name__}{plus}", why
 

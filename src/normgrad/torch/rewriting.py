@@ -19,7 +19,7 @@ import copy
 import itertools
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from normgrad.torch.sources import (
     LEAVING,
@@ -140,6 +140,15 @@ def _made(function: ast.FunctionDef, method: FunctionType, nodes: Nodes) -> Any:
     return made
 
 
+def _is_sum(value: ast.expr | None) -> TypeGuard[ast.BinOp]:
+    return isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
+
+
+def _sum_node(call: ast.Call, total: ast.BinOp) -> ast.Call:
+    """A norm's call with its sum."""
+    return ast.Call(ast.Name(SUM_NODE, ast.Load()), [call.func, total.left, total.right], [])
+
+
 class _Swapped(ast.NodeTransformer):
     """Puts a name in the place of a call."""
 
@@ -232,6 +241,14 @@ class _Writer(ast.NodeTransformer):
             found = (norm, added) if norm is not None else self._sum(call.args[0])
             if found is not None:
                 return self.generic_visit(self._node(_Pending(found[0], [], found[1], False), call))
+            return self.generic_visit(call)
+        path = self._path(call.func)
+        if path is not None and len(call.args) == 1 and not call.keywords:
+            total = call.args[0]
+            if _is_sum(total) and self.looked.after_sum(path):  # whose own value nobody reads
+                self.places.append(Found(path, None, False, (), self.when, after_sum=True))
+                made = ast.Subscript(_sum_node(call, total), ast.Constant(1), ast.Load())
+                return self.generic_visit(ast.copy_location(made, call))
         return self.generic_visit(call)
 
     def visit_BinOp(self, operation: ast.BinOp) -> ast.AST:
@@ -243,20 +260,25 @@ class _Writer(ast.NodeTransformer):
 
     def _raise(self, body: list[ast.stmt]) -> None:
         """A norm before a branch in which it is added to something goes into the branch."""
-        for place, (statement, after) in enumerate(itertools.pairwise(body)):
+        for place, statement in enumerate(body):
             name, value = assigned(statement)
             norm = None if name is None else self._norm(value)
             if norm is None or name is None or name in self.captured:
                 continue
+            end = place + 1
+            while end < len(body) and self._passed(body[end], name) is not None:
+                end += 1
+            after = body[end] if end < len(body) else None
             if not isinstance(after, ast.If) or condition(after.test, self.self_name) is None:
                 continue
             if mentions(after.test, name) or not self.looked.adds(norm.path):
                 continue
             ways = (after.body, after.orelse)
-            if any(way and self._added(way[0], name) is not None for way in ways):
+            if any(self._added(one, name) is not None for way in ways for one in way):
                 for way in ways:
-                    way.insert(0, copy.deepcopy(statement))
-                body[place] = ast.copy_location(ast.Pass(), statement)
+                    way[:0] = copy.deepcopy(body[place:end])
+                for gone in range(place, end):
+                    body[gone] = ast.copy_location(ast.Pass(), body[gone])
 
     def _sink(self, body: list[ast.stmt]) -> None:
         """An activation behind branches of which one ends in a norm goes into each of them."""
@@ -330,7 +352,7 @@ class _Writer(ast.NodeTransformer):
         """``v = x + y`` before ``self.norm(v)``, with no more than other names for v between."""
         for start, statement in enumerate(body):
             name, value = assigned(statement)
-            if name is None or not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
+            if name is None or not _is_sum(value):
                 continue
             for after in body[start + 1 :]:
                 target, renamed = assigned(after)
@@ -340,8 +362,7 @@ class _Writer(ast.NodeTransformer):
                 path = None if call is None else self._path(call.func)
                 if call is not None and path is not None and self.looked.after_sum(path):
                     normed = f"{_NORMED}{len(self.places)}"
-                    made = ast.Call(ast.Name(SUM_NODE, ast.Load()), [call.func], [])
-                    made.args += [value.left, value.right]
+                    made = _sum_node(call, value)
                     targets: list[ast.expr] = [ast.Name(one, ast.Store()) for one in (name, normed)]
                     both = ast.Assign([ast.Tuple(targets, ast.Store())], made)
                     body[start] = ast.copy_location(both, statement)
@@ -396,7 +417,7 @@ class _Writer(ast.NodeTransformer):
         if added is not None:
             return None if mentions(added[0], name) else (*added, None)
         target, value = assigned(statement)
-        if target != name or not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
+        if target != name or not _is_sum(value):
             return None
         for one, other in ((value.left, value.right), (value.right, value.left)):
             through = self._through(one, name)
@@ -460,7 +481,7 @@ class _Writer(ast.NodeTransformer):
 
     def _sum(self, value: ast.AST | None) -> tuple[_Call, ast.expr] | None:
         """``self.norm(x) + y``: the norm, and what is added; of two norms the later."""
-        if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
+        if not _is_sum(value):
             return None
         for one, other in ((value.right, value.left), (value.left, value.right)):
             norm = self._norm(one)

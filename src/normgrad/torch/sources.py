@@ -5,7 +5,7 @@ import copy
 import functools
 import linecache
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, Final, NamedTuple
 
 
@@ -28,11 +28,63 @@ def source(method: FunctionType) -> ast.FunctionDef | None:
     tree, compiled = known
     place = code.co_name, code.co_firstlineno
     for one in ast.walk(tree):
-        if isinstance(one, ast.FunctionDef) and (one.name, one.lineno) == place:
-            alike = any(_alike(each, code) for each in _codes(compiled, place))
-            fits = alike and not one.decorator_list and one.args.args and not _private(one)
-            return copy.deepcopy(one) if fits else None
+        if isinstance(one, ast.FunctionDef) and one.name == place[0]:
+            first = one.decorator_list[0] if one.decorator_list else one
+            if first.lineno == place[1]:
+                alike = any(_alike(each, code) for each in _codes(compiled, place))
+                fits = alike and one.args.args and not _private(one)
+                return copy.deepcopy(one) if fits else None
     return None
+
+
+class Wrapped(NamedTuple):
+    """A method, and the functions of decorators around it, the outermost first."""
+
+    method: FunctionType
+    around: tuple[FunctionType, ...]
+
+    def put(self, method: Any) -> Any:
+        """Another method in the place of this one: what the decorators made knows it as a cell."""
+        before = self.method
+        for one in reversed(self.around):
+            cells = (
+                CellType(method) if _content(cell) is before else cell
+                for cell in one.__closure__ or ()
+            )
+            code, names = one.__code__, one.__globals__
+            made = FunctionType(code, names, one.__name__, one.__defaults__, tuple(cells))
+            made = functools.update_wrapper(made, one)
+            made.__kwdefaults__ = one.__kwdefaults__
+            made.__wrapped__ = method  # type: ignore[attr-defined]
+            before, method = one, made
+        return method
+
+
+def unwrapped(outermost: FunctionType, original: type[Any]) -> Wrapped | None:
+    """The method in a class that decorators may have wrapped; None where one does more than that.
+
+    What a base class wraps in each class derived from it, as transformers' checkpointing does, is
+    left out: a class that is derived from this one is wrapped again.
+    """
+    hooks = (vars(cls).get("__init_subclass__") for cls in original.__mro__)
+    again = [one.__func__.__code__ for one in hooks if isinstance(one, classmethod)]
+    method, around = outermost, []
+    while isinstance(inner := getattr(method, "__wrapped__", None), FunctionType):
+        if not any(method.__code__ in code.co_consts for code in again):
+            around.append(method)
+            if [_content(cell) is inner for cell in method.__closure__ or ()].count(True) != 1:
+                return None
+        elif around:
+            return None
+        method = inner
+    return Wrapped(method, tuple(around))
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
 
 
 def _private(function: ast.FunctionDef) -> bool:

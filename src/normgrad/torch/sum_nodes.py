@@ -1,5 +1,6 @@
 """``norm(x + residual)`` and the sum as one node, as transformers have them side by side."""
 
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
@@ -9,33 +10,41 @@ from normgrad.torch import modules
 from normgrad.torch.forward import of_our_types
 from normgrad.torch.library import Tensor, shortcut
 from normgrad.torch.nodes import plain, unhooked
-from normgrad.torch.others_norms import RootMeanSquare, StandIn, root_mean_square
+from normgrad.torch.others_norms import Around, RootMeanSquare, StandIn, alone, root_mean_square, timms
 from normgrad.torch.too_small import LEAST, LEAST_RMS_NORM
 
 _add_layer_norm = shortcut("add_layer_norm")
 _add_rms_norm = shortcut("add_rms_norm")
-_LAYER: Final = (nn.LayerNorm, modules.LayerNorm)
-_RMS: Final = (nn.RMSNorm, modules.RMSNorm)
-# RMS norms that models wrote in Python; what no trial was made of is not here.
-_written: Final[dict[type, RootMeanSquare | None]] = {}
+_KINDS: Final = {nn.LayerNorm: "layer", nn.RMSNorm: "rms"}
+_TIMMS: Final = {"LayerNorm": "layer", "RmsNorm": "rms"}
+# What a class computes: torch's layer norm or RMS norm, or an RMS norm that somebody wrote.
+_known: Final[dict[type, str | RootMeanSquare | None]] = {
+    **_KINDS,
+    modules.LayerNorm: "layer",
+    modules.RMSNorm: "rms",
+}
 
 
 def look(module: nn.Module) -> None:
     """Find out what a norm of somebody else's computes: by trial, once for each class."""
     cls = type(module)
-    if cls in _written or not ("RMSNorm" in cls.__name__ or "RmsNorm" in cls.__name__):
+    if cls in _known or "forward" in vars(module):
         return
     if issubclass(cls, StandIn):
         recipe = cls.recipe
-        _written[cls] = recipe if isinstance(recipe, RootMeanSquare) else None
-    elif cls not in _RMS and "forward" not in vars(module):
-        _written[cls] = root_mean_square(module)
+        if isinstance(recipe, Around):
+            _known[cls] = _KINDS.get(recipe.base) if recipe.around is alone else None
+        else:
+            _known[cls] = recipe
+    elif cls.__module__.startswith("timm.") and cls.__name__ in _TIMMS:
+        _known[cls] = _TIMMS[cls.__name__] if timms(module) is not None else None
+    elif "RMSNorm" in cls.__name__ or "LayerNorm" in cls.__name__:  # T5's is no layer norm
+        _known[cls] = root_mean_square(module)
 
 
 def takes_sum(norm: Any) -> bool:
     """Whether a node can stand for a sum and this norm."""
-    cls = type(norm)
-    return cls in _LAYER or cls in _RMS or _written.get(cls) is not None
+    return _known.get(type(norm)) is not None
 
 
 def sum_node(norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
@@ -59,36 +68,32 @@ def sum_node(norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
 
 
 def _made(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor] | None:
-    cls = type(norm)
+    form = _known[type(norm)]
     weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")
     for one in (weight, bias):
         if one is not None and (one.__class__ is not nn.Parameter or one.device != x.device):
             return None
-    if (weight is None) is not (getattr(norm, "weight", None) is None):  # parametrized
-        return None
-    recipe = _written.get(cls)
-    if recipe is None:
+    if (weight is None) is not (getattr(norm, "weight", None) is None) or getattr(norm, "_fast_norm", False):
+        return None  # parametrized; timm's own types under autocast
+    if isinstance(form, str):
         shape = list(norm.normalized_shape)
     else:
         shape = list(x.shape[-1:] if weight is None else weight.shape)
-    least = LEAST if cls in _LAYER else LEAST_RMS_NORM
+    least = LEAST if form == "layer" else LEAST_RMS_NORM
     if not plain(x, least["cpu"]) or list(x.shape[-len(shape) :]) != shape:
         return None  # if for its shape, then with an error of the model's
-    if cls in _LAYER:
+    if form == "layer":
         if not of_our_types(x, weight, bias):
             return None
         y, total, *_ = _add_layer_norm(x, residual, shape, weight, bias, norm.eps)
         return total, y
-    if recipe is None:
+    if not isinstance(form, RootMeanSquare):
         y, total, _ = _add_rms_norm(x, residual, shape, weight, norm.eps)
         return total, y
-    wanted = {(data, of): result for data, of, result in recipe.results}
-    if wanted.get((x.dtype, None if weight is None else weight.dtype)) is not x.dtype:
+    if (x.dtype, None if weight is None else weight.dtype, x.dtype) not in form.results:
         return None
-    settings = (shape, weight, getattr(norm, recipe.eps), recipe.offset)
-    if x.is_cuda and torch.is_autocast_enabled("cuda"):  # under which ours is float32
-        with torch.autocast("cuda", enabled=False):
-            y, total, _ = _add_rms_norm(x, residual, *settings)
-    else:
-        y, total, _ = _add_rms_norm(x, residual, *settings)
+    cast = x.is_cuda and torch.is_autocast_enabled("cuda")  # under which ours is float32
+    with torch.autocast("cuda", enabled=False) if cast else nullcontext():
+        eps = getattr(norm, form.eps)
+        y, total, _ = _add_rms_norm(x, residual, shape, weight, eps, form.offset)
     return total, y
