@@ -2,9 +2,11 @@
 
 import argparse
 import contextlib
+import functools
 import runpy
 import sys
 from pathlib import Path
+from types import MethodType
 from typing import Any, Final
 
 from normgrad.cli import terminal
@@ -54,28 +56,41 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.closing(plan.steps):
         seen = _steps_of(args.script, args.arguments, plan.steps)
     if not plan.found:
-        rule = f"must train for at least {STEPS} optimizer steps of torch"
-        raise OptionError("SCRIPT", rule, f"{args.script}, which ended after {seen}")
+        rule = f"must train for at least {STEPS + 1} optimizer steps of torch"
+        raise OptionError("SCRIPT", rule, f"{args.script}, which ended before")
     for line in str(plan.found[0]).splitlines():
         terminal.say(line)
     return 0
 
 
 def _steps_of(script: Path, arguments: list[str], steps: Any) -> int:
-    """Run it; how many steps it made."""
+    """Run it; how many steps it made after the first, which shows what its optimizer is."""
     from torch.optim import optimizer
 
     seen = 0
-    first: list[Any] = []
+    patched: list[tuple[Any, Any]] = []
 
     def ended(of: Any, args: Any, kwargs: Any) -> None:
-        nonlocal seen
-        if not first:
-            first.append(of)
-        if of is first[0]:  # a second one, as of a GAN, is part of the step
+        """After the first step of the first one; a second, as of a GAN, is part of the step.
+
+        What comes after the others must not be called from here: torch is in the middle of telling
+        a profiler how long this took, which would be started meanwhile (it crashed).
+        """
+        if patched:
+            return
+        whole = of.step
+        patched.append((of, vars(of).get("step")))
+
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal seen
+            made = whole(*args, **kwargs)
             seen += 1
             if next(steps, True):
                 raise _Enough
+            return made
+
+        functools.update_wrapper(step, whole.__func__)
+        of.step = MethodType(step, of)
 
     handle = optimizer.register_optimizer_step_post_hook(ended)
     before = sys.argv, sys.path[:]
@@ -90,4 +105,8 @@ def _steps_of(script: Path, arguments: list[str], steps: Any) -> int:
     finally:
         handle.remove()
         sys.argv, sys.path[:] = before
+        for of, own in patched:
+            del of.step
+            if own is not None:
+                of.step = own
     return seen

@@ -27,9 +27,10 @@ from normgrad.torch.override import enable, enabled
 from normgrad.torch.shares import PARTS, Spent
 
 _WARM: Final = 2  # steps before anything is measured: kernels are compiled, torch finds algorithms
+_LOOKS: Final = 3  # steps in which the profiler looks on; of each part the median counts
 _ROUNDS: Final = 5  # of timed steps, at the least
 _MOST: Final = 200
-STEPS: Final = 1 + 3 * (_WARM + 1 + _ROUNDS)  # that a script must have
+STEPS: Final = 1 + 3 * (_WARM + _LOOKS + _ROUNDS)  # that a script must have
 NOW: Final = "now"
 
 Models = list[nn.Module]
@@ -207,8 +208,8 @@ def profile(step: Callable[[], Any], *, seconds: float = 5.0) -> Profile:
     """What share of a training step norms have, and what ``enable()`` and ``fuse()`` leave of it.
 
     The step is run some thirty times or more, in turns as it is, with ``enable()``, and with
-    ``enable()`` and ``fuse()`` of the models that it calls; each way is timed, and looked at once
-    by ``torch.profiler``. Afterwards the models' classes and torch's tables are as before; what the
+    ``enable()`` and ``fuse()`` of the models that it calls; each way is timed, and looked at by
+    ``torch.profiler``. Afterwards the models' classes and torch's tables are as before; what the
     steps trained stays trained.
 
     Args:
@@ -283,10 +284,14 @@ class Plan:
                 for _ in range(_WARM):
                     yield
                 before = calls_so_far()
-                with shares.looking(models) as seen:
-                    yield
-                took = dict(calls_so_far() - before) if name == "enable()" else took
-                spent[name] = seen[0]
+                seen = []
+                for _ in range(_LOOKS):
+                    with shares.looking(models) as one:
+                        yield
+                    seen += one
+                if name == "enable()":
+                    took = {key: each // _LOOKS for key, each in (calls_so_far() - before).items()}
+                spent[name] = shares.median(seen)
         if not sum(spent[NOW].forward.values()) + sum(spent[NOW].backward.values()):
             return
         times = yield from self._timed(ways)

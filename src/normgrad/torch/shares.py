@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import re
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -60,6 +61,15 @@ def looking(models: Sequence[nn.Module]) -> Iterator[list[Spent]]:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
     found.append(_summed([one for one in seen.events() or () if one.device_type.name == "CPU"]))
+
+
+def median(seen: Sequence[Spent]) -> Spent:
+    """Of several steps, for each part."""
+    ways = (
+        {part: statistics.median(getattr(one, way)[part] for one in seen) for part in PARTS}
+        for way in ("forward", "backward")
+    )
+    return Spent(*ways, *seen[0][2:4], any(one.compiled for one in seen))
 
 
 @contextlib.contextmanager
