@@ -28,7 +28,7 @@ class Inverted(nn.Module):
         self.has_skip, self.part = skip, None
 
     def forward(self, x):
-        if self.has_skip:
+        if self.has_skip:  # noqa: SIM108  (as they write it)
             x = x + self.conv(x)
         else:
             x = self.conv(x)
@@ -61,7 +61,7 @@ class RegNet(nn.Module):
         self.f, self.activation = nn.Sequential(conv_norm(act=True), conv_norm()), nn.ReLU()
 
     def forward(self, x):
-        if self.proj is not None:
+        if self.proj is not None:  # noqa: SIM108
             x = self.proj(x) + self.f(x)
         else:
             x = x + self.f(x)
@@ -122,7 +122,7 @@ class Vision(Decoder):
     def forward(self, x):
         x = x + self.attention(self.before(x))
         x = x + self.mlp(self.after(x))
-        return x
+        return x  # noqa: RET504
 
 
 SKIPS = [("batch", "relu6", False), ("batch", None, True)]

@@ -67,8 +67,8 @@ def test_as_near_to_float64_as_torch(known, fast_backend, disabled):
         assert ours.report().calls("torch") == 0, str(ours.report())
 
 
-# How many norms are part of a node, of how many. What is left has no activation or sum beside it, or
-# a branch between; of a Llama's layer the sum before the first norm is another layer's.
+# How many norms are part of a node, of how many. What is left has no activation or sum beside it,
+# or a branch between; of a Llama's layer the sum before the first norm is another layer's.
 FUSED = {
     "resnet50": (49, 53),
     "efficientnet_b0": (42, 49),

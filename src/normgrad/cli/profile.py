@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     plan = Plan(args.seconds)
     with contextlib.closing(plan.steps):
-        seen = _steps_of(args.script, args.arguments, plan.steps)
+        _steps_of(args.script, args.arguments, plan.steps)
     if not plan.found:
         rule = f"must train for at least {STEPS + 1} optimizer steps of torch"
         raise OptionError("SCRIPT", rule, f"{args.script}, which ended before")
@@ -63,11 +63,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _steps_of(script: Path, arguments: list[str], steps: Any) -> int:
-    """Run it; how many steps it made after the first, which shows what its optimizer is."""
+def _steps_of(script: Path, arguments: list[str], steps: Any) -> None:
+    """Run it; its first step shows what its optimizer is."""
     from torch.optim import optimizer
 
-    seen = 0
     patched: list[tuple[Any, Any]] = []
 
     def ended(of: Any, args: Any, kwargs: Any) -> None:
@@ -82,14 +81,12 @@ def _steps_of(script: Path, arguments: list[str], steps: Any) -> int:
         patched.append((of, vars(of).get("step")))
 
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal seen
             made = whole(*args, **kwargs)
-            seen += 1
             if next(steps, True):
                 raise _Enough
             return made
 
-        functools.update_wrapper(step, whole.__func__)
+        functools.update_wrapper(step, whole)
         of.step = MethodType(step, of)
 
     handle = optimizer.register_optimizer_step_post_hook(ended)
@@ -109,4 +106,3 @@ def _steps_of(script: Path, arguments: list[str], steps: Any) -> int:
             del of.step
             if own is not None:
                 of.step = own
-    return seen

@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
+from types import FunctionType
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -79,10 +81,10 @@ def _make_class(original: type[Any], recipe: Recipe) -> type[Any] | None:
     else:
         looked = Looked(*(paths.__contains__ for paths in recipe[1:]))
         for name, method in methods(original):
-            made = rewritten(method.method, looked, NODES)
-            if made is not None:
-                body[name] = method.put(made.method)
-                places += made.places
+            found = rewritten(method.method, looked, NODES)
+            if found is not None:
+                body[name] = method.put(found.method)
+                places += found.places
     if not body:
         return None
     kept = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -129,14 +131,16 @@ def _recipe(original: type[Any], members: list[nn.Module]) -> Recipe | None:
     if home in ("torch", "normgrad") or not issubclass(original, nn.Module):
         return None
     found: list[set[str]] = [set(), set(), set(), set()]
+
+    def some(test: Callable[[Any], Any]) -> Callable[[str], bool]:
+        return lambda path: any(test(at(one, path)) for one in members)
+
     for _, (method, _) in methods(original):
         looked = Looked(
-            lambda path: any(nodes.last_of(at(one, path)) is not None for one in members),
-            lambda path: any(_adds(nodes.last_of(at(one, path))) for one in members),
-            lambda path: any(sum_nodes.takes_sum(at(one, path)) for one in members),
-            lambda name, method=method: any(
-                activation_of(named(one, method, name)) is not None for one in members
-            ),
+            some(lambda one: nodes.last_of(one) is not None),
+            some(lambda one: kind_of(nodes.last_of(one)) == "batch"),
+            some(sum_nodes.takes_sum),
+            partial(_is_activation, members, method),
         )
         made = rewritten(method, looked, NODES)
         if made is not None:
@@ -149,8 +153,8 @@ def _recipe(original: type[Any], members: list[nn.Module]) -> Recipe | None:
     return Recipe("methods", *map(frozenset, found)) if found[0] or found[2] else None
 
 
-def _adds(norm: Any) -> bool:
-    return kind_of(norm) == "batch"
+def _is_activation(members: list[nn.Module], method: FunctionType, name: str) -> bool:
+    return any(activation_of(named(one, method, name)) is not None for one in members)
 
 
 @explained

@@ -101,8 +101,9 @@ def node(
     kind = kind_of(norm)
     if kind is None and last_of(norm) is not None:
         while kind is None and unhooked(norm):
-            *first, norm = parts_of(norm) or ()
-            x, kind = row(first, x), kind_of(norm)
+            parts = parts_of(norm) or [norm]
+            norm = parts.pop()
+            x, kind = row(parts, x), kind_of(norm)
     after = NO_ACTIVATION if act is None else activation_of(act)
     if kind is not None and after is not None and fits(norm, kind, after, x, shortcut):
         idle = all(one is None or (is_idle(one) and unhooked(one)) for one in between)
@@ -227,6 +228,6 @@ def taken(kind: str, device: str, activation: str | None, shortcut: bool) -> boo
         roles = {*row.takes, *row.gives, *row.besides}
         if not row.forward and activation is None:
             roles.discard("shortcut")
-        here = {role: one for role, one in tensors.items() if role in roles}
+        here: Any = {role: one for role, one in tensors.items() if role in roles}
         specs.append(Spec(op=op, **more, **here))
     return all(fast.refuses(one, geometry_of(one)) is None for one in specs)

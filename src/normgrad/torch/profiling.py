@@ -172,14 +172,14 @@ class Profile(tuple[Way, ...]):
         rows = [("", NOW, "share", *(one.name for one in self[1:]))]
         total = sum(map(self[0].spent, PARTS)) or 1.0
         for part in PARTS:
-            ways: tuple[tuple[str, Callable[[Way], float]], ...] = (
-                (f"{part}, forward", lambda one, part=part: one.forward.get(part, 0.0)),
-                (f"{part}, backward", lambda one, part=part: one.backward.get(part, 0.0)),
+            both = (
+                (("forward", "backward"),) if part == PARTS[-1] else (("forward",), ("backward",))
             )
-            if part == PARTS[-1]:
-                ways = ((part, lambda one, part=part: one.spent(part)),)
-            for name, spent in ways:
-                mine, *others = map(spent, self)
+            for ways in both:
+                name = part if len(ways) > 1 else f"{part}, {ways[0]}"
+                mine, *others = (
+                    sum(getattr(one, way).get(part, 0.0) for way in ways) for one in self
+                )
                 more = (_number(one) for one in others)
                 rows.append((name, _number(mine), f"{mine / total:.0%}", *more))
         whole = (_number(one.milliseconds) for one in self[1:])
@@ -235,8 +235,9 @@ def profile(step: Callable[[], Any], *, seconds: float = 5.0) -> Profile:
         rule = "must be a function without arguments that runs one training step"
         raise OptionError("step", rule, options.described(step))
     made = Plan(seconds)
-    for _ in made.steps:
-        step()
+    with contextlib.closing(made.steps):
+        for _ in made.steps:
+            step()
     if not made.found:
         rule = "must run a training step of torch (the profiler saw no operator)"
         raise OptionError("step", rule, options.described(step))
@@ -292,10 +293,10 @@ class Plan:
                 if name == "enable()":
                     took = {key: each // _LOOKS for key, each in (calls_so_far() - before).items()}
                 spent[name] = shares.median(seen)
-        if not sum(spent[NOW].forward.values()) + sum(spent[NOW].backward.values()):
+        if not spent[NOW].operators:
             return
         times = yield from self._timed(ways)
-        notes = _notes(spent[NOW], fused, took, models)
+        notes = list(_notes(spent[NOW], fused, took, models))
         made = [_of_clock(name, times[name], spent[name]) for name in ways]
         self.found.append(Profile(made, spent[NOW].device, notes))
 
@@ -327,7 +328,7 @@ def _of_clock(name: str, times: Sequence[float], spent: Spent) -> Way:
     low, middle, high = (1e3 * one for one in statistics.quantiles(times, n=4))
     total = sum(spent.forward.values()) + sum(spent.backward.values())
     scale = middle / total if spent.scaled and total else 1.0
-    parts = [{part: scale * one for part, one in way.items()} for way in spent[:2]]  # type: ignore[union-attr]
+    parts = [{part: scale * one for part, one in way.items()} for way in spent[:2]]
     return Way(name, middle, (high - low) / middle, *parts)
 
 

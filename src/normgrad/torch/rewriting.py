@@ -140,7 +140,7 @@ def _made(function: ast.FunctionDef, method: FunctionType, nodes: Nodes) -> Any:
     return made
 
 
-def _is_sum(value: ast.expr | None) -> TypeGuard[ast.BinOp]:
+def _is_sum(value: ast.AST | None) -> TypeGuard[ast.BinOp]:
     return isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
 
 
@@ -333,9 +333,7 @@ class _Writer(ast.NodeTransformer):
                         body[gone] = ast.copy_location(ast.Pass(), body[gone])
                 body[place] = ast.copy_location(last, body[place])
 
-    def _inline(
-        self, body: list[ast.stmt], start: int, name: str, value: ast.expr | None
-    ) -> None:
+    def _inline(self, body: list[ast.stmt], start: int, name: str, value: ast.expr | None) -> None:
         """``v = self.norm(x) + y`` right before its activation goes into that."""
         if self._sum(value) is None or start + 1 == len(body):
             return
@@ -343,10 +341,11 @@ class _Writer(ast.NodeTransformer):
         target, call = assigned(after)
         if isinstance(after, ast.Return):
             target, call = name, after.value
-        if target == name and isinstance(call, ast.Call) and self._activation(call) is not None:
-            if is_name(call.args[0], name) and value is not None:
-                call.args[0] = value
-                body[start] = ast.copy_location(ast.Pass(), body[start])
+        if target != name or not isinstance(call, ast.Call) or value is None:
+            return
+        if self._activation(call) is not None and is_name(call.args[0], name):
+            call.args[0] = value
+            body[start] = ast.copy_location(ast.Pass(), body[start])
 
     def _sums(self, body: list[ast.stmt]) -> None:
         """``v = x + y`` before ``self.norm(v)``, with no more than other names for v between."""
@@ -396,10 +395,10 @@ class _Writer(ast.NodeTransformer):
                 value = statement.value
             call = value if isinstance(value, ast.Call) else None
             ends = target == name or isinstance(statement, ast.Return)
-            if ends and call is not None and self._activation(call) is not None:
-                if is_name(call.args[0], name):
-                    now = norm._replace(operand=ast.Name(name, ast.Load()))
-                    return place, self._node(state._replace(norm=now), call)
+            met = ends and call is not None and self._activation(call) is not None
+            if met and call is not None and is_name(call.args[0], name):
+                now = norm._replace(operand=ast.Name(name, ast.Load()))
+                return place, self._node(state._replace(norm=now), call)
             passed = self._passed(statement, name)
             if passed is None or summed is not None:
                 break
@@ -469,7 +468,7 @@ class _Writer(ast.NodeTransformer):
         called = ast.Constant(None) if call is None else call.func
         arguments = [found.norm.callee, called, found.norm.operand]
         made = ast.Call(ast.Name(NODE, ast.Load()), arguments, keywords)
-        return ast.copy_location(made, end)  # type: ignore[type-var]
+        return ast.copy_location(made, end)
 
     def _norm(self, value: ast.expr | None) -> _Call | None:
         if not isinstance(value, ast.Call) or len(value.args) != 1 or value.keywords:

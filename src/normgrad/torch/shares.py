@@ -34,8 +34,12 @@ class Spent(NamedTuple):
     """Milliseconds of each part.
 
     Attributes:
+        forward: By part.
+        backward: By part.
+        device: What worked.
         scaled: Whether they contain the profiler's own work, as a CPU's do.
         compiled: Whether some of it is a compiled program's, whose parts cannot be told apart.
+        operators: How many there were.
     """
 
     forward: dict[str, float]
@@ -43,6 +47,7 @@ class Spent(NamedTuple):
     device: str
     scaled: bool
     compiled: bool
+    operators: int
 
 
 @contextlib.contextmanager
@@ -65,18 +70,21 @@ def looking(models: Sequence[nn.Module]) -> Iterator[list[Spent]]:
 
 def median(seen: Sequence[Spent]) -> Spent:
     """Of several steps, for each part."""
-    ways = (
+    forward, backward = (
         {part: statistics.median(getattr(one, way)[part] for one in seen) for part in PARTS}
         for way in ("forward", "backward")
     )
-    return Spent(*ways, *seen[0][2:4], any(one.compiled for one in seen))
+    compiled = any(one.compiled for one in seen)
+    return seen[0]._replace(forward=forward, backward=backward, compiled=compiled)
 
 
 @contextlib.contextmanager
 def _marked(models: Sequence[nn.Module]) -> Iterator[None]:
     """Norms and activations that are written in Python carry their part's name."""
     classes: dict[type[Any], str] = {}
-    for cls in {type(one) for model in models for one in model.modules() if not any(one.children())}:
+    for cls in {
+        type(one) for model in models for one in model.modules() if not any(one.children())
+    }:
         if not cls.__module__.startswith("torch."):
             for part, name in _CLASSES:
                 if name.search(cls.__name__):
@@ -127,7 +135,8 @@ def _summed(events: Sequence[Any]) -> Spent:
                 (backward if back else forward)[REST if part == _NEVER else part] += spent / 1e3
             rest += ((child, part, back) for child in one.cpu_children)
     device = "the CPU" if not on_gpu else torch.cuda.get_device_name()
-    return Spent(forward, backward, device, not on_gpu, compiled)
+    operators = sum("::" in one.name for one in events)
+    return Spent(forward, backward, device, not on_gpu, compiled, operators)
 
 
 _NEVER: Final = "never"  # a part of a model, whatever it calls

@@ -40,7 +40,7 @@ def source(method: FunctionType) -> ast.FunctionDef | None:
 class Wrapped(NamedTuple):
     """A method, and the functions of decorators around it, the outermost first."""
 
-    method: FunctionType
+    method: Any  # a FunctionType, which mypy takes for a method of this class
     around: tuple[FunctionType, ...]
 
     def put(self, method: Any) -> Any:
@@ -53,7 +53,7 @@ class Wrapped(NamedTuple):
             )
             code, names = one.__code__, one.__globals__
             made = FunctionType(code, names, one.__name__, one.__defaults__, tuple(cells))
-            made = functools.update_wrapper(made, one)
+            functools.update_wrapper(made, one)
             made.__kwdefaults__ = one.__kwdefaults__
             made.__wrapped__ = method  # type: ignore[attr-defined]
             before, method = one, made
@@ -68,8 +68,12 @@ def unwrapped(outermost: FunctionType, original: type[Any]) -> Wrapped | None:
     """
     hooks = (vars(cls).get("__init_subclass__") for cls in original.__mro__)
     again = [one.__func__.__code__ for one in hooks if isinstance(one, classmethod)]
-    method, around = outermost, []
-    while isinstance(inner := getattr(method, "__wrapped__", None), FunctionType):
+    method: FunctionType = outermost
+    around: list[FunctionType] = []
+    while True:
+        inner: Any = getattr(method, "__wrapped__", None)
+        if not isinstance(inner, FunctionType):
+            return Wrapped(method, tuple(around))
         if not any(method.__code__ in code.co_consts for code in again):
             around.append(method)
             if [_content(cell) is inner for cell in method.__closure__ or ()].count(True) != 1:
@@ -77,7 +81,6 @@ def unwrapped(outermost: FunctionType, original: type[Any]) -> Wrapped | None:
         elif around:
             return None
         method = inner
-    return Wrapped(method, tuple(around))
 
 
 def _content(cell: CellType) -> Any:

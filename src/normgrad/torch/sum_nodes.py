@@ -10,7 +10,14 @@ from normgrad.torch import modules
 from normgrad.torch.forward import of_our_types
 from normgrad.torch.library import Tensor, shortcut
 from normgrad.torch.nodes import plain, unhooked
-from normgrad.torch.others_norms import Around, RootMeanSquare, StandIn, alone, root_mean_square, timms
+from normgrad.torch.others_norms import (
+    Around,
+    RootMeanSquare,
+    StandIn,
+    alone,
+    root_mean_square,
+    timms,
+)
 from normgrad.torch.too_small import LEAST, LEAST_RMS_NORM
 
 _add_layer_norm = shortcut("add_layer_norm")
@@ -73,7 +80,9 @@ def _made(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor] | Non
     for one in (weight, bias):
         if one is not None and (one.__class__ is not nn.Parameter or one.device != x.device):
             return None
-    if (weight is None) is not (getattr(norm, "weight", None) is None) or getattr(norm, "_fast_norm", False):
+    if (weight is None) is not (getattr(norm, "weight", None) is None) or getattr(
+        norm, "_fast_norm", False
+    ):
         return None  # parametrized; timm's own types under autocast
     if isinstance(form, str):
         shape = list(norm.normalized_shape)

@@ -88,7 +88,7 @@ class SyncBatchNorm(Ours, _BatchNorm):
     def extra_repr(self) -> str:
         """The arguments."""
         after = "" if self.after[0] is None else f", {told(self.after)}"
-        return f"{super().extra_repr()}{after}"
+        return f"{_BatchNorm.extra_repr(self)}{after}"
 
     def _track(self, joined: Joined) -> None:
         if self.num_batches_tracked is not None:
@@ -101,9 +101,7 @@ class SyncBatchNorm(Ours, _BatchNorm):
             )
 
 
-def sync_batch_norm(
-    module: SyncBatchNorm, input: Tensor, after: After = NO_ACTIVATION
-) -> Tensor:
+def sync_batch_norm(module: SyncBatchNorm, input: Tensor, after: After = NO_ACTIVATION) -> Tensor:
     """The forward pass."""
     group = _group_to_join(module.process_group) if module.training else None
     if group is None:
