@@ -190,7 +190,7 @@ class Profile(tuple[Way, ...]):
     def _gained(self, way: Way) -> str:
         """A factor that is more than the noise of what was timed."""
         ratio = self.gain(way.name)
-        return "as now" if within(ratio, (self[0].spread + way.spread) / 2) else f"{ratio:.2f}x"
+        return "as now" if within(ratio, self[0].spread + way.spread) else f"{ratio:.2f}x"
 
     def _words(self) -> list[str]:
         free = 1 - sum(map(self.share, PARTS[:-1]))
