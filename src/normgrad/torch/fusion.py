@@ -125,9 +125,10 @@ def _recipe(original: type[Any], members: list[nn.Module]) -> Recipe | None:
         pairs = (pair for row in rows for pair in itertools.pairwise(row))
         return Recipe("row") if any(itertools.starmap(nodes.are_neighbours, pairs)) else None
     home = original.__module__.partition(".")[0]
+    if original.__name__ in TIMMS and issubclass(original, others_norms.StandIn):  # tried before
+        return Recipe("itself")
     if home == "timm" and original.__name__ in TIMMS:
-        recipe = others_norms.timms(members[0])
-        return None if recipe is None else Recipe("itself")
+        return None if others_norms.timms(members[0]) is None else Recipe("itself")
     if home in ("torch", "normgrad") or not issubclass(original, nn.Module):
         return None
     found: list[set[str]] = [set(), set(), set(), set()]
@@ -162,11 +163,13 @@ def fuse(model: Model) -> Fusion:
     """Make one node of a norm and what follows it, in place, in a model as it is.
 
     What is taken are batch and group norm of ``torch.nn``, or ours, with a ReLU, ReLU6, leaky ReLU,
-    SiLU, GELU or hardswish behind them, and for batch norm a sum between the two: neighbours in any
-    ``torch.nn.Sequential``, timm's ``BatchNormAct2d`` and ``GroupNormAct``, and every place in the
-    source of the model's own classes where one follows the other, such as
-    ``F.relu(self.bn1(self.conv1(x)))`` or the ends of a ResNet's blocks. Only classes change:
-    modules, parameters, buffers, names and hooks stay.
+    SiLU, GELU or hardswish behind them, our synchronized batch norm too; batch norm also with a sum
+    behind it, and an activation behind that; layer norm and RMS norm, those that models wrote too,
+    with a sum before them. They are found among neighbours in any ``torch.nn.Sequential``, in
+    timm's ``BatchNormAct2d`` and ``GroupNormAct``, and wherever in the source of the model's own
+    classes one follows the other, such as ``F.relu(self.bn1(self.conv1(x)))``, the ends of a
+    ResNet's blocks or the middle of a transformer's. Only classes change: modules, parameters,
+    buffers, names and hooks stay.
 
     Each call looks again: where somebody hooks on to a norm or its activation, in inference with
     gradients, in traces and exports, and on the CPU for data that are too small to gain, the
