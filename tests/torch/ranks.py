@@ -66,7 +66,9 @@ def _activation(activation=None, negative_slope=0.01):
     return getattr(nn.functional, activation)
 
 
-def compare(rank, split, dtype, *, channels_last=False, compiled=False, group=None, after=None, **options):
+def compare(
+    rank, split, dtype, *, channels_last=False, compiled=False, group=None, after=None, **options
+):
     """Two steps against one process with the joined batch, in float64."""
     layer = _layer(ours.SyncBatchNorm, dtype, **options, **(after or {}))
     layer.process_group = group

@@ -1,6 +1,7 @@
 """``fuse(model)``: sums after a norm, sums before one, and norms that end a ``Sequential``."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -266,3 +267,105 @@ def test_sums_that_are_left_alone(name):
 
     looked = rewriting.Looked(*(["".__eq__] * 2), "self.after".__eq__, "".__eq__)
     assert rewriting.rewritten(getattr(Unsuitable, name), looked, (nodes.node,) * 2) is None
+
+
+class Decorated(Inverted):
+    """As diffusers and older transformers decorate."""
+
+    @torch.no_grad()
+    def forward(self, x):
+        return x + self.conv(x)
+
+
+class Wrapping(nn.Module):
+    """Wraps each class derived from it, as transformers' layers do."""
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        forward = cls.forward
+
+        @functools.wraps(forward)
+        def wrapped(self, *args):
+            self.calls = getattr(self, "calls", 0) + (type(self).forward is wrapped)
+            return forward(self, *args)
+
+        cls.forward = wrapped
+
+
+class WrappedDecoder(Wrapping, Decoder):
+    def forward(self, hidden):
+        residual = hidden + 1.0
+        hidden = residual + hidden
+        return self.after(hidden)
+
+
+def test_what_decorators_do_is_still_done(nodes_made):
+    model, x = Decorated(), torch.randn(2, 6, 3, 3, requires_grad=True)
+    want = model(x)
+    plain = Decorated.forward
+    assert [one.node for one in ours.fuse(model)] == ["BatchNorm2d + ReLU6", SHORTCUT, ""]
+    torch.testing.assert_close(model(x), want)
+    assert not model(x).requires_grad
+    assert SKIPS[1] in nodes_made
+    assert Decorated.forward is plain
+    wrapped, x = WrappedDecoder(), torch.randn(2, 3, 8)
+    want = wrapped(x)
+    ours.fuse(wrapped)
+    torch.testing.assert_close(wrapped(x), want)
+    assert nodes_made[-1] == ("sum", "LayerNorm")
+    assert wrapped.calls == 2  # once for each pass, by the outermost
+
+
+SHORTCUT = "BatchNorm2d + shortcut"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("make", [Inverted, RegNet, Decoder])
+def test_tracers_and_compilers_see_the_modules(make, nodes_made):
+    model, x = make(), torch.randn(2, 6, 4, 8)
+    torchs = copy.deepcopy(model).eval()
+    ours.fuse(model.eval())
+    traced = torch.jit.trace(model, x)
+    assert "normgrad::" not in str(traced.inlined_graph)
+    nodes_made.clear()  # the trace's check calls the model itself
+    exported = torch.export.export(model, (x,))
+    assert "normgrad." not in str(exported.graph)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for one in (traced, exported.module(), torch.fx.symbolic_trace(model), compiled):
+        torch.testing.assert_close(one(x), torchs(x))
+    torch.compiler.reset()
+    assert not nodes_made
+    with pytest.raises(NotImplementedError, match="unfuse"):
+        torch.jit.script(model)
+
+
+@pytest.mark.parametrize("make", [Inverted, RegNet, Decoder])
+def test_autocast_channels_last_checkpoints_and_replicas(make, nodes_made):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(3, 6, 4, 8)
+    fused = copy.deepcopy(model)
+    ours.fuse(fused)
+    if make is not Decoder:
+        last = x.to(memory_format=torch.channels_last)
+        assert fused(last).is_contiguous(memory_format=torch.channels_last)
+        model(last)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got, want = fused(x), model(x)
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+    nodes_made.clear()
+    again = torch.utils.checkpoint.checkpoint(fused, x.requires_grad_(), use_reentrant=False)
+    again.sum().backward()
+    assert nodes_made
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(fused)
+        wrapped(x).square().sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert all(one.grad is not None for one in fused.parameters())
+    fused.load_state_dict(model.state_dict())
+    torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
