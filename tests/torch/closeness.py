@@ -1,5 +1,7 @@
 """How near to float64 a right result of each type is."""
 
+import copy
+
 import torch
 
 # Relative to the largest element; 16 bits: one rounding of the result, and slack. Torch's own
@@ -31,3 +33,19 @@ def off_centre(shape, dtype, seed=0):
     x = centre + 3.0 * torch.randn(shape, generator=generator, dtype=torch.float64)
     dy = 0.25 + torch.randn(shape, generator=generator, dtype=torch.float64)
     return x.to(dtype), dy.to(dtype)
+
+
+def results(model, x):
+    """Output, gradients and buffers after one pass both ways, of a copy."""
+    model = copy.deepcopy(model)
+    x = x.clone().requires_grad_()
+    y = model(x)
+    (y * torch.arange(1.0, 1 + y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+    grads = [one.grad for one in model.parameters()]
+    return [y.detach(), x.grad, *grads, *(one.double() for one in model.buffers())]
+
+
+def apart(some, exact):
+    """The largest of the distances, each relative to its result's size."""
+    pairs = list(zip(some, exact, strict=True))
+    return max(((one - two).norm() / (two.norm() + 1e-3)).item() for one, two in pairs)

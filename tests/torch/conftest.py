@@ -31,6 +31,32 @@ def by_reference(monkeypatch):
 
 
 @pytest.fixture
+def nodes_made(monkeypatch):
+    """Small calls are taken, of forms that the fast backend lacks too; which were is told."""
+    from normgrad.torch import nodes, sum_nodes
+
+    made = []
+    whole, summed = nodes.one_node, sum_nodes._made
+
+    def one_node(norm, kind, after, x, shortcut):
+        made.append((kind, after[0], shortcut is not None))
+        return whole(norm, kind, after, x, shortcut)
+
+    def sum_node(norm, x, residual):
+        found = summed(norm, x, residual)
+        made.extend([] if found is None else [("sum", type(norm).__name__)])
+        return found
+
+    monkeypatch.setattr(nodes, "one_node", one_node)
+    monkeypatch.setattr(sum_nodes, "_made", sum_node)
+    monkeypatch.setattr(nodes.Small, "taken", True)
+    monkeypatch.setattr(nodes, "taken", lambda *form: True)
+    nodes._taken.clear()
+    yield made
+    nodes._taken.clear()
+
+
+@pytest.fixture
 def disabled():
     """Torch computes by itself before and after, and nobody has called anything."""
     import normgrad.torch as ours

@@ -1,5 +1,6 @@
 """What spawned ranks do. One spawn serves many checks: a process takes seconds to import torch."""
 
+import copy
 import datetime
 import io
 import itertools
@@ -14,6 +15,7 @@ from closeness import assert_near, off_centre
 from torch import nn
 
 import normgrad.torch as ours
+from normgrad.torch import nodes
 
 SPLITS = {
     1: [(7,)],
@@ -56,12 +58,23 @@ def _summed(tensor, group=None):
     return tensor
 
 
-def compare(rank, split, dtype, *, channels_last=False, compiled=False, group=None, **options):
+def _activation(activation=None, negative_slope=0.01):
+    if activation is None:
+        return nn.Identity()
+    if activation == "leaky_relu":
+        return nn.LeakyReLU(negative_slope)
+    return getattr(nn.functional, activation)
+
+
+def compare(
+    rank, split, dtype, *, channels_last=False, compiled=False, group=None, after=None, **options
+):
     """Two steps against one process with the joined batch, in float64."""
-    layer = _layer(ours.SyncBatchNorm, dtype, **options)
+    layer = _layer(ours.SyncBatchNorm, dtype, **options, **(after or {}))
     layer.process_group = group
     run = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
     twin = _layer(nn.BatchNorm2d, torch.float64, **options)
+    act = _activation(**(after or {}))
     twin.load_state_dict(layer.state_dict())
     for step in range(2):
         x, dy = off_centre((sum(split), *SHAPE), dtype, seed=step)
@@ -70,7 +83,7 @@ def compare(rank, split, dtype, *, channels_last=False, compiled=False, group=No
             mine = mine.contiguous(memory_format=torch.channels_last)
         mine = mine.clone().requires_grad_()
         joined = x.double().clone().requires_grad_()
-        y, want = run(mine), twin(joined)
+        y, want = run(mine), act(twin(joined))
         y.backward(_share(dy, split, rank))
         want.backward(dy.double())
         # The tolerance is relative to the whole batch: a rank's share may be all small.
@@ -103,6 +116,8 @@ def agree_with_one_process(rank, world, path):
     compare(rank, split, torch.float32, track_running_stats=False)
     if world == 2:
         compare(rank, split, torch.float32, compiled=True)
+        activated(rank, split)
+        fused_models(rank)
         counts_are_exact(rank)
         one_collective_each_way(rank)
         training_between_inference_and_its_backward(rank)
@@ -116,6 +131,46 @@ def agree_with_one_process(rank, world, path):
         of_groups(rank)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def activated(rank, split):
+    """An activation in the same node."""
+    for name in ("relu", "relu6", "silu", "gelu", "hardswish", "leaky_relu"):
+        compare(rank, split, torch.float64, after={"activation": name})
+    after = {"activation": "silu"}
+    compare(rank, split, torch.bfloat16, after=after)
+    compare(rank, split, torch.float32, channels_last=True, after=after)
+    compare(rank, split, torch.float32, affine=False, after=after)
+    more = {"activation": "leaky_relu", "negative_slope": 0.3}
+    compare(rank, split, torch.float32, compiled=True, after=more)
+
+
+def fused_models(rank):
+    """``fuse`` takes synchronized norms with their activation; numbers of one process."""
+    split = (5, 2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(6), nn.SiLU(), nn.Conv2d(6, 6, 1, bias=False))
+    twin = copy.deepcopy(model).double()
+    ours.convert_sync_batchnorm(model)
+    found = ours.fuse(model)
+    assert [one.node for one in found] == ["SyncBatchNorm + SiLU"]
+    made, whole = [], nodes.one_node
+    nodes.one_node = lambda *args: made.append(args[1]) or whole(*args)
+    nodes.Small.taken = True
+    try:
+        x, dy = off_centre((7, *SHAPE), torch.float32)
+        mine = _share(x, split, rank).clone().requires_grad_()
+        joined = x.double().requires_grad_()
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        wrapped(mine).backward(_share(dy, split, rank))
+        twin(joined).backward(dy.double())
+    finally:
+        nodes.one_node, nodes.Small.taken = whole, False
+    assert made == ["sync"]
+    assert_near(mine.grad, _share(joined.grad, split, rank), torch.float32)
+    for got, wanted in zip(model.parameters(), twin.parameters(), strict=True):
+        # DDP averages.
+        assert_near(2 * got.grad, wanted.grad, torch.float32)
 
 
 def counts_are_exact(rank):

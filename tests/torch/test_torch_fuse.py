@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from closeness import apart, results
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,25 +14,7 @@ import normgrad
 import normgrad.torch as ours
 from normgrad.torch import nodes, rewriting
 
-pytestmark = pytest.mark.usefixtures("by_reference")
-
-
-@pytest.fixture(autouse=True)
-def nodes_made(monkeypatch):
-    """Small calls are taken, of forms that the fast backend lacks too; which were is told."""
-    made = []
-    whole = nodes.one_node
-
-    def one_node(norm, kind, after, x, shortcut):
-        made.append((kind, after[0], shortcut is not None))
-        return whole(norm, kind, after, x, shortcut)
-
-    monkeypatch.setattr(nodes, "one_node", one_node)
-    monkeypatch.setattr(nodes.Small, "taken", True)
-    monkeypatch.setattr(nodes, "taken", lambda *form: True)
-    nodes._taken.clear()
-    yield made
-    nodes._taken.clear()
+pytestmark = pytest.mark.usefixtures("by_reference", "nodes_made")
 
 
 class Basic(nn.Module):
@@ -124,20 +107,6 @@ MODELS = {
 }
 
 
-def results(model, x):
-    model = copy.deepcopy(model)
-    x = x.clone().requires_grad_()
-    y = model(x)
-    (y * torch.arange(1.0, 1 + y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
-    grads = [one.grad for one in model.parameters()]
-    return [y.detach(), x.grad, *grads, *(one.double() for one in model.buffers())]
-
-
-def apart(some, exact):
-    pairs = list(zip(some, exact, strict=True))
-    return max(((one - two).norm() / (two.norm() + 1e-3)).item() for one, two in pairs)
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", MODELS)
 def test_as_near_to_float64_as_torch(name, layout, nodes_made):
@@ -201,8 +170,8 @@ def test_the_report_says_what_was_fused_and_why_not():
     assert [tuple(one) for one in found] == [
         ("0.1", "BatchNorm2d + LeakyReLU", ""),
         ("0.3", "GroupNorm + GELU", ""),
-        ("1.0", "", "no activation that is taken follows it in Sequential"),
-        ("2", "", "a LayerNorm is not taken"),
+        ("1.0", "", "no activation or sum that is taken follows it in Sequential"),
+        ("2", "", "no sum that it could take in stands right before it in Sequential"),
         ("3", "", "a InstanceNorm2d is not taken"),
         ("4.bn1", "BatchNorm2d + ReLU", ""),
         ("4.bn2", "", "hooks are on it or on its activation"),
@@ -303,18 +272,6 @@ class Unsuitable(Basic):
         x = x + x
         return self.relu(x)
 
-    def added_twice(self, x, y):
-        x = self.bn1(x)
-        x = x + y
-        x = x + y
-        return self.relu(x)
-
-    def dropped_after_the_sum(self, x, y):
-        x = self.bn1(x)
-        x = x + y
-        x = self.drop(x)
-        return self.relu(x)
-
     def known_inside(self, x):
         x = self.bn1(x)
         told = [lambda: x]
@@ -331,13 +288,6 @@ class Unsuitable(Basic):
     def of_two(self, x):
         return F.leaky_relu(self.bn1(x), 0.3)
 
-    def changed_after_the_sum(self, x, y):
-        x = self.bn1(x)
-        x = x + y
-        y = 5
-        x = self.relu(x)
-        return x, y
-
     def known_to_its_class(self, x):
         self.__seen = x
         return self.relu(self.bn1(x))
@@ -347,11 +297,16 @@ class Unsuitable(Basic):
         return self.relu(self.bn1(x))
 
 
+def never(path):
+    return False
+
+
 @pytest.mark.parametrize("name", [one for one in vars(Unsuitable) if not one.startswith("_")])
 def test_sources_that_are_left_alone(name):
     method = getattr(Unsuitable, name)
-    taken = {"self.bn1", "self.relu", "F.leaky_relu"}
-    assert rewriting.rewritten(method, taken.__contains__, taken.__contains__, nodes.node) is None
+    taken = {"self.bn1", "self.relu", "F.leaky_relu"}.__contains__
+    looked = rewriting.Looked(taken, taken, never, taken)
+    assert rewriting.rewritten(method, looked, (nodes.node, nodes.node)) is None
 
 
 def test_a_method_that_is_not_its_source_is_left_alone(tmp_path, monkeypatch):
@@ -361,7 +316,8 @@ def test_a_method_that_is_not_its_source_is_left_alone(tmp_path, monkeypatch):
     exec(compile(path.read_text(), str(path), "exec"), names)
     path.write_text("def forward(self, x):\n    return self.relu(self.bn1(x)) * 3\n")
     every = lambda path: path in ("self.bn1", "self.relu")  # noqa: E731
-    assert rewriting.rewritten(names["forward"], every, every, nodes.node) is None
+    looked = rewriting.Looked(every, every, never, every)
+    assert rewriting.rewritten(names["forward"], looked, (nodes.node, nodes.node)) is None
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

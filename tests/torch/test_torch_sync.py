@@ -7,6 +7,7 @@ import ranks
 import torch
 import torch.multiprocessing as mp
 
+import normgrad
 import normgrad.torch as ours
 from normgrad.torch import statistics
 
@@ -76,6 +77,23 @@ def test_without_processes_it_is_batch_norm():
     torch.testing.assert_close(layer(x), torch.nn.BatchNorm1d(4)(x))
 
 
+def test_an_activation_is_one_of_its_arguments():
+    x = torch.randn(5, 4, 3)
+    layer = ours.SyncBatchNorm(4, activation="leaky_relu", negative_slope=0.2)
+    want = torch.nn.functional.leaky_relu(torch.nn.BatchNorm1d(4)(x), 0.2)
+    torch.testing.assert_close(layer(x), want)
+    assert repr(layer).endswith("activation=leaky_relu, negative_slope=0.2)")
+    assert "activation" not in repr(ours.SyncBatchNorm(4))
+    assert [*layer.state_dict()] == [*torch.nn.BatchNorm1d(4).state_dict()]
+    with pytest.raises(normgrad.OptionError, match="activation must be"):
+        ours.SyncBatchNorm(4, activation="sigmoid")
+    # Of a norm that has one already, and of ours with a shortcut.
+    norm = ours.BatchNormAct2d(4, "silu")
+    x = torch.randn(2, 4, 3, 3)
+    want = norm(x)
+    torch.testing.assert_close(ours.convert_sync_batchnorm(norm)(x), want)
+
+
 def test_a_second_derivative_is_refused_in_words(tmp_path):
     x = torch.randn(4, 3, requires_grad=True)
     dy = torch.randn(4, 3, requires_grad=True)
@@ -120,7 +138,12 @@ def test_opcheck_of_the_operators(tmp_path):
     torch.library.opcheck(ops.sync_batch_norm.default, (x, weight, bias, 1e-5, group))
     y, mean, invstd, _, count = ops.sync_batch_norm(x.detach(), weight, bias, 1e-5, group)
     args = (torch.randn_like(y), x.detach(), weight.detach(), mean, invstd, count)
-    torch.library.opcheck(ops.sync_batch_norm_backward.default, (*args, [True, True, False], group))
+    settings = ([True, True, False], group)
+    torch.library.opcheck(ops.sync_batch_norm_backward.default, (*args, *settings))
+    after = ("leaky_relu", 0.3)
+    torch.library.opcheck(ops.sync_batch_norm.default, (x, weight, bias, 1e-5, group, *after))
+    settings = (*settings, bias.detach(), *after)
+    torch.library.opcheck(ops.sync_batch_norm_backward.default, (*args, *settings))
     found = (mean, torch.rand(3, dtype=torch.float64), count)
     for batches in (None, torch.tensor(3)):
         args = (torch.zeros(3), torch.ones(3), *found, 0.1, batches)

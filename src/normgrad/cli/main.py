@@ -28,6 +28,7 @@ VERBS: Final = {
     "demo": "this CPU's speed with normgrad, plain NumPy and torch, as bars",
     "env": "print versions, hardware and the state of each backend",
     "plan": "print the launches that compute a request on a GPU, which need not be here",
+    "profile": "what share of a training script norms have, and what we would leave of it",
     "warmup": "compile the CPU's kernels ahead of the first call",
 }
 # What people call them elsewhere.
@@ -39,6 +40,7 @@ _ALSO: Final = {
     "compare": ("diff",),
     "demo": ("run", "tour"),
     "env": ("info", "version", "versions", "doctor", "environment"),
+    "profile": ("share", "gain", "step"),
     "warmup": ("warm", "compile", "cache", "precompile"),
 }
 _EXAMPLES: Final = (

@@ -36,6 +36,7 @@ OPTIONS: Final = {
     "layout": "--layout",
     "mask": "--mask",
     "peers": "--peers",
+    "seconds": "--seconds",
 }
 _TARGETS: Final = ("json", "csv", "plot", "html")
 

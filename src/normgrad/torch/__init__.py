@@ -13,7 +13,7 @@ from normgrad.core.errors import NothingTakenWarning
 from normgrad.torch.conversion import convert, revert
 from normgrad.torch.counting import Report, Row, report
 from normgrad.torch.fused_modules import AddLayerNorm, AddRMSNorm, BatchNormAct2d, GroupNormAct
-from normgrad.torch.fusion import Fusion, Place, fuse, unfuse
+from normgrad.torch.fusion import fuse, unfuse
 from normgrad.torch.modules import (
     BatchNorm1d,
     BatchNorm2d,
@@ -26,6 +26,8 @@ from normgrad.torch.modules import (
     RMSNorm,
 )
 from normgrad.torch.override import disable, enable, enabled
+from normgrad.torch.places import Fusion, Place
+from normgrad.torch.profiling import Profile, Way, profile
 from normgrad.torch.sync_module import SyncBatchNorm, convert_sync_batchnorm
 
 __all__ = [
@@ -44,16 +46,19 @@ __all__ = [
     "LayerNorm",
     "NothingTakenWarning",
     "Place",
+    "Profile",
     "RMSNorm",
     "Report",
     "Row",
     "SyncBatchNorm",
+    "Way",
     "convert",
     "convert_sync_batchnorm",
     "disable",
     "enable",
     "enabled",
     "fuse",
+    "profile",
     "report",
     "revert",
     "unfuse",

@@ -22,6 +22,12 @@ _TORCHS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
+def told(after: After) -> str:
+    """As a module's text has it."""
+    slope = f", negative_slope={after[1]}" if after[0] == "leaky_relu" else ""
+    return f"activation={after[0]}{slope}"
+
+
 def activated(z: Tensor, activation: str | None, slope: float) -> Tensor:
     """``activation(z)`` by torch."""
     if activation is None:

@@ -8,7 +8,7 @@ from torch import nn
 from normgrad.core import options
 from normgrad.core.operators import ACTIVATIONS
 from normgrad.torch import modules
-from normgrad.torch.activations import After
+from normgrad.torch.activations import After, told
 from normgrad.torch.library import shortcut as shortcut_to
 
 Tensor = torch.Tensor
@@ -18,11 +18,6 @@ _SLOPE: Final = 0.01  # torch's, of leaky ReLU
 def _after(activation: str, negative_slope: float) -> After:
     options.choice("activation", activation, ACTIVATIONS)
     return activation, options.number("negative_slope", negative_slope)
-
-
-def _told(after: After) -> str:
-    slope = f", negative_slope={after[1]}" if after[0] == "leaky_relu" else ""
-    return f"activation={after[0]}{slope}"
 
 
 class BatchNormAct2d(modules.Ours, nn.BatchNorm2d):
@@ -66,7 +61,7 @@ class BatchNormAct2d(modules.Ours, nn.BatchNorm2d):
 
     def extra_repr(self) -> str:
         """The arguments."""
-        return f"{nn.BatchNorm2d.extra_repr(self)}, {_told(self.after)}"
+        return f"{nn.BatchNorm2d.extra_repr(self)}, {told(self.after)}"
 
 
 class GroupNormAct(modules.Ours, nn.GroupNorm):
@@ -103,7 +98,7 @@ class GroupNormAct(modules.Ours, nn.GroupNorm):
 
     def extra_repr(self) -> str:
         """The arguments."""
-        return f"{super().extra_repr()}, {_told(self.after)}"
+        return f"{super().extra_repr()}, {told(self.after)}"
 
 
 _add_layer_norm = shortcut_to("add_layer_norm")

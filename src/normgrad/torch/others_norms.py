@@ -135,7 +135,8 @@ def _blank(original: type[Any], recipe: Recipe) -> nn.Module:
 # timm's, by the names of their classes.
 
 
-def _alone(module: Any, x: Tensor, norm: Callable[..., Tensor]) -> Tensor:
+def alone(module: Any, x: Tensor, norm: Callable[..., Tensor]) -> Tensor:
+    """Nothing else."""
     return norm(module, x)
 
 
@@ -148,12 +149,12 @@ def _activated(module: Any, x: Tensor, norm: Callable[..., Tensor]) -> Any:
 
 
 _TIMMS: Final[Mapping[str, Around]] = {
-    "LayerNorm": Around(nn.LayerNorm, _alone),
+    "LayerNorm": Around(nn.LayerNorm, alone),
     "LayerNorm2d": Around(nn.LayerNorm, _of_channels),
-    "GroupNorm": Around(nn.GroupNorm, _alone),
-    "GroupNorm1": Around(nn.GroupNorm, _alone),
+    "GroupNorm": Around(nn.GroupNorm, alone),
+    "GroupNorm1": Around(nn.GroupNorm, alone),
     "GroupNormAct": Around(nn.GroupNorm, _activated),
-    "RmsNorm": Around(nn.RMSNorm, _alone),
+    "RmsNorm": Around(nn.RMSNorm, alone),
     "BatchNormAct2d": Around(nn.BatchNorm2d, _activated),
 }
 

@@ -5,8 +5,8 @@ import copy
 import functools
 import linecache
 from collections.abc import Iterator
-from types import CodeType, FunctionType
-from typing import Final
+from types import CellType, CodeType, FunctionType
+from typing import Any, Final, NamedTuple
 
 
 @functools.lru_cache(maxsize=32)
@@ -28,11 +28,66 @@ def source(method: FunctionType) -> ast.FunctionDef | None:
     tree, compiled = known
     place = code.co_name, code.co_firstlineno
     for one in ast.walk(tree):
-        if isinstance(one, ast.FunctionDef) and (one.name, one.lineno) == place:
-            alike = any(_alike(each, code) for each in _codes(compiled, place))
-            fits = alike and not one.decorator_list and one.args.args and not _private(one)
-            return copy.deepcopy(one) if fits else None
+        if isinstance(one, ast.FunctionDef) and one.name == place[0]:
+            first = one.decorator_list[0] if one.decorator_list else one
+            if first.lineno == place[1]:
+                alike = any(_alike(each, code) for each in _codes(compiled, place))
+                fits = alike and one.args.args and not _private(one)
+                return copy.deepcopy(one) if fits else None
     return None
+
+
+class Wrapped(NamedTuple):
+    """A method, and the functions of decorators around it, the outermost first."""
+
+    method: Any  # a FunctionType, which mypy takes for a method of this class
+    around: tuple[FunctionType, ...]
+
+    def put(self, method: Any) -> Any:
+        """Another method in the place of this one: what the decorators made knows it as a cell."""
+        before = self.method
+        for one in reversed(self.around):
+            cells = (
+                CellType(method) if _content(cell) is before else cell
+                for cell in one.__closure__ or ()
+            )
+            code, names = one.__code__, one.__globals__
+            made = FunctionType(code, names, one.__name__, one.__defaults__, tuple(cells))
+            functools.update_wrapper(made, one)
+            made.__kwdefaults__ = one.__kwdefaults__
+            made.__wrapped__ = method  # type: ignore[attr-defined]
+            before, method = one, made
+        return method
+
+
+def unwrapped(outermost: FunctionType, original: type[Any]) -> Wrapped | None:
+    """The method in a class that decorators may have wrapped; None where one does more than that.
+
+    What a base class wraps in each class derived from it, as transformers' checkpointing does, is
+    left out: a class that is derived from this one is wrapped again.
+    """
+    hooks = (vars(cls).get("__init_subclass__") for cls in original.__mro__)
+    again = [one.__func__.__code__ for one in hooks if isinstance(one, classmethod)]
+    method: FunctionType = outermost
+    around: list[FunctionType] = []
+    while True:
+        inner: Any = getattr(method, "__wrapped__", None)
+        if not isinstance(inner, FunctionType):
+            return Wrapped(method, tuple(around))
+        if not any(method.__code__ in code.co_consts for code in again):
+            around.append(method)
+            if [_content(cell) is inner for cell in method.__closure__ or ()].count(True) != 1:
+                return None
+        elif around:
+            return None
+        method = inner
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
 
 
 def _private(function: ast.FunctionDef) -> bool:
@@ -79,6 +134,62 @@ def blocks(function: ast.FunctionDef) -> list[ast.AST]:
             found.append(one)
             rest.extend(ast.iter_child_nodes(one))
     return found
+
+
+class Condition(NamedTuple):
+    """``self.flag``, ``not self.flag``, ``self.part is None``: of a module's own attribute.
+
+    Attributes:
+        path: Of the attribute, as it is written.
+        none: Whether it is compared with None.
+        holds: What it must be.
+    """
+
+    path: str
+    none: bool
+    holds: bool
+
+    def met(self, module: Any) -> bool:
+        """By a module as it is."""
+        for name in self.path.split(".")[1:]:
+            module = getattr(module, name, None)
+        return (module is None if self.none else bool(module)) is self.holds
+
+
+def condition(test: ast.expr, self_name: str) -> Condition | None:
+    """What a branch asks, if it is no more than an attribute: to read it changes nothing."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        found = condition(test.operand, self_name)
+        return None if found is None else found._replace(holds=not found.holds)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        op, other = test.ops[0], test.comparators[0]
+        of_none = isinstance(other, ast.Constant) and other.value is None
+        path = dotted(test.left)
+        if of_none and isinstance(op, (ast.Is, ast.IsNot)) and path is not None:
+            found = Condition(path, True, isinstance(op, ast.Is))
+            return found if path.startswith(f"{self_name}.") else None
+        return None
+    path = dotted(test)
+    if path is None or not path.startswith(f"{self_name}."):
+        return None
+    return Condition(path, False, True)
+
+
+def first_call(statement: ast.stmt, name: str) -> ast.Call | None:
+    """The call of v alone that a statement makes before it does anything else."""
+    if not isinstance(statement, (ast.Assign, ast.Return, ast.Expr)):
+        return None
+    one: ast.expr | None = statement.value
+    while one is not None:
+        if isinstance(one, ast.BinOp):
+            one = one.right if dotted(one.left) is not None else one.left
+        elif isinstance(one, ast.Call) and dotted(one.func) is not None and one.args:
+            if len(one.args) == 1 and not one.keywords and is_name(one.args[0], name):
+                return one
+            one = one.args[0]
+        else:
+            return None
+    return None
 
 
 LEAVING: Final = (ast.Return, ast.Raise, ast.Break, ast.Continue)

@@ -10,9 +10,11 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 import normgrad.torch.sync_ops  # noqa: F401  (defines the operators)
+from normgrad.calls.fused import NEGATIVE_SLOPE, after_norm
 from normgrad.calls.signatures import explained
 from normgrad.core.errors import ArrayTypeError
 from normgrad.core.options import described
+from normgrad.torch.activations import NO_ACTIVATION, After, told
 from normgrad.torch.forward import check_vectors
 from normgrad.torch.modules import Ours, batch_norm, check_eps
 from normgrad.torch.statistics import Joined
@@ -27,11 +29,27 @@ class SyncBatchNorm(Ours, _BatchNorm):
     Not a subclass of torch's: DistributedDataParallel refuses that one on the CPU. Where
     ``torch.distributed`` does not run it is a plain batch norm.
 
+    Args:
+        num_features: The number of channels.
+        eps: What is added to the variance.
+        momentum: How far the running statistics move; None means their plain average.
+        affine: Whether it has a weight and a bias.
+        track_running_stats: Whether it has running statistics.
+        process_group: The ranks that share statistics; None means all.
+        device: Of parameters and buffers.
+        dtype: Of parameters and buffers.
+        activation: What follows in the same node: None, "relu", "relu6", "leaky_relu", "silu",
+            "gelu", "gelu_tanh" or "hardswish".
+        negative_slope: That of "leaky_relu".
+        bias: What newer versions of torch take.
+
     Example:
         >>> import torch, normgrad.torch
         >>> normgrad.torch.SyncBatchNorm(3)(torch.randn(2, 3, 5, 5)).shape
         torch.Size([2, 3, 5, 5])
     """
+
+    after: After = NO_ACTIVATION
 
     def __init__(
         self,
@@ -43,12 +61,17 @@ class SyncBatchNorm(Ours, _BatchNorm):
         process_group: Any = None,
         device: Any = None,
         dtype: Any = None,
+        *,
+        activation: str | None = None,
+        negative_slope: float = NEGATIVE_SLOPE,
         **bias: bool,  # newer versions of torch take ``bias``
     ) -> None:
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, device, dtype, **bias
         )
         self.process_group = process_group
+        if activation is not None:
+            self.after = after_norm(activation, negative_slope)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -59,8 +82,13 @@ class SyncBatchNorm(Ours, _BatchNorm):
             raise ValueError(msg)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize by the statistics of all ranks' batches together."""
-        return sync_batch_norm(self, input)
+        """Normalize by the statistics of all ranks' batches together; activate."""
+        return sync_batch_norm(self, input, self.after)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        after = "" if self.after[0] is None else f", {told(self.after)}"
+        return f"{_BatchNorm.extra_repr(self)}{after}"
 
     def _track(self, joined: Joined) -> None:
         if self.num_batches_tracked is not None:
@@ -73,16 +101,16 @@ class SyncBatchNorm(Ours, _BatchNorm):
             )
 
 
-def sync_batch_norm(module: SyncBatchNorm, input: Tensor) -> Tensor:
+def sync_batch_norm(module: SyncBatchNorm, input: Tensor, after: After = NO_ACTIVATION) -> Tensor:
     """The forward pass."""
     group = _group_to_join(module.process_group) if module.training else None
     if group is None:
-        return batch_norm(module, input)
+        return batch_norm(module, input, after)
     module._check_input_dim(input)
     check_vectors(input, running_mean=module.running_mean, running_var=module.running_var)
     check_eps(module.eps, of_batch=True)
     y, mean, _, variance, count = torch.ops.normgrad.sync_batch_norm.default(
-        input, module.weight, module.bias, module.eps, group
+        input, module.weight, module.bias, module.eps, group, *after
     )
     # The collective is behind us: from here on nothing can fail on one rank alone.
     if module.track_running_stats:

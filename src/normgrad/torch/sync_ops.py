@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from normgrad import functional
+from normgrad.calls.fused import NEGATIVE_SLOPE, after_norm
 from normgrad.torch import statistics
+from normgrad.torch.activations import NO_ACTIVATION
 from normgrad.torch.forward import check_types, check_vectors, normalize_channels
 from normgrad.torch.library import (
     Tensor,
@@ -29,12 +31,13 @@ from normgrad.torch.library import (
 )
 
 _FORWARD = (
-    "(Tensor input, Tensor? weight, Tensor? bias, float eps, str group) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "(Tensor input, Tensor? weight, Tensor? bias, float eps, str group, "
+    "str? activation=None, float negative_slope=0.01) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _BACKWARD = (
     "(Tensor grad_out, Tensor input, Tensor? weight, Tensor mean, Tensor invstd, Tensor count, "
-    "bool[3] output_mask, str group) -> (Tensor, Tensor, Tensor)"
+    "bool[3] output_mask, str group, Tensor? bias=None, str? activation=None, "
+    "float negative_slope=0.01) -> (Tensor, Tensor, Tensor)"
 )
 _TRACK = (
     "(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor mean, Tensor variance, Tensor count, "
@@ -52,12 +55,19 @@ def group_of(name: str) -> Any:
 
 
 def _sync_batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: str
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    group: str,
+    activation: str | None = None,
+    slope: float = NEGATIVE_SLOPE,
 ) -> Five:
     """Returns y, then mean, invstd, variance and count of the batch of all ranks."""
     # A kernel would say so after the collective, and to ranks with data alone.
     check_vectors(x, weight=weight, bias=bias)
     check_types(x, weight=weight, bias=bias)
+    after = after_norm(activation, slope)
     channels = x.shape[1]
     process_group = group_of(group)
     x = x.contiguous(memory_format=memory_format(x))
@@ -73,7 +83,7 @@ def _sync_batch_norm(
     dtype = statistics_dtype(x.dtype)
     invstd = torch.rsqrt(joined.variance + eps).to(dtype)
     mean = joined.mean.to(dtype)
-    y = normalize_channels(x, weight, bias, mean, invstd)
+    y = normalize_channels(x, weight, bias, mean, invstd, after=after)
     return y, mean, invstd, joined.variance, joined.total
 
 
@@ -86,18 +96,24 @@ def _sync_batch_norm_backward(
     count: Tensor,
     mask: Sequence[bool],
     group: str,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    slope: float = NEGATIVE_SLOPE,
 ) -> Three:
     channels, whole = x.shape[1], x
     dy, x = few_axes(dy), few_axes(x)
+    norm: dict[str, Any] = {"weight": weight}
+    if activation is not None:
+        norm |= {"bias": bias, "activation": activation, "negative_slope": slope}
     sums = functional.batch_norm_reduce_backward(
-        dy, x, mean, invstd, weight=weight, output_mask=(mask[0], mask[0], mask[1], mask[2])
+        dy, x, mean, invstd, output_mask=(mask[0], mask[0], mask[1], mask[2]), **norm
     )
     if not mask[0]:
         return None, sums.grad_weight, sums.grad_bias
     both = torch.cat((sums.sum_dy, sums.sum_dy_xmu))
     group_of(group).allreduce([both]).wait()
     dx = functional.batch_norm_elemt_backward(
-        dy, x, mean, invstd, both[:channels], both[channels:], count, weight=weight
+        dy, x, mean, invstd, both[:channels], both[channels:], count, **norm
     )
     if x is not whole:
         dx = empty_dense(whole).copy_(dx.reshape(whole.shape))
@@ -124,8 +140,9 @@ def _fake_track(*_: Any) -> None:
 
 
 def _fake_forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: str
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: str, *after: Any
 ) -> Five:
+    after_norm(*(after or NO_ACTIVATION))
     check_vectors(x, weight=weight, bias=bias)
     dtype = statistics_dtype(x.dtype)
     vector = x.new_empty(x.shape[1], dtype=dtype)
@@ -139,28 +156,30 @@ def _fake_forward(
 
 
 def _fake_backward(dy: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> Three:
-    *_, mask, _ = rest
+    mask = rest[3]
     return empty_gradients(x, weight, (x.shape[1],), mask)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Five) -> None:
-    x, weight, bias, _, ctx.group = inputs
+    x, weight, bias, _, ctx.group, *ctx.after = inputs
     note_bias_type(ctx, x, bias)
     _, mean, invstd, variance, count = output
     ctx.mark_non_differentiable(mean, invstd, variance, count)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, mean, invstd, count)
+    kept = None if ctx.after[0] is None else bias
+    ctx.save_for_backward(x, weight, kept, mean, invstd, count)
 
 
 def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
-    x, weight, mean, invstd, count = ctx.saved_tensors
+    x, weight, bias, mean, invstd, count = ctx.saved_tensors
     weight = weight_like_bias(ctx, x, weight, x.shape[1:2])
     if dy is None:  # other ranks wait for this one's sums
         dy = torch.zeros_like(x)
+    settings = (ctx.needs_input_grad[:3], ctx.group, bias, *ctx.after)
     grads = torch.ops.normgrad.sync_batch_norm_backward.default(
-        dy, x, weight, mean, invstd, count, ctx.needs_input_grad[:3], ctx.group
+        dy, x, weight, mean, invstd, count, *settings
     )
-    return (*grads, None, None)
+    return (*grads, *(None,) * 4)
 
 
 def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: Three) -> None:
