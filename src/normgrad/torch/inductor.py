@@ -150,11 +150,10 @@ def traced_batch_norm_add(
         return *made, no_mask(x)
     arguments = (x, weight, bias, running_mean, running_var, training, momentum, eps)
     z, mean, rstd = _traced_channels(*arguments)
-    z = z + shortcut
-    y = _as_laid_out(activated(z, activation, slope), x)
+    y = _as_laid_out(activated(z + shortcut, activation, slope), x)
     if not training or activation != "relu":
         return y, mean, rstd, no_mask(x)
-    return y, mean, rstd, packed_mask(_as_laid_out(z, x))
+    return y, mean, rstd, packed_mask(y)  # ReLU's result is above 0 where it let something pass
 
 
 def _traced_channels(
@@ -234,27 +233,48 @@ def offer() -> None:
     if torch._guards.TracingContext.try_get() is None:
         return
     with unset_fake_temporarily():  # what modules make when they are loaded is real
-        tables = _tables()
+        _tell(_tables())
+
+
+def _tell(tables: list[dict[Any, _Rule]]) -> None:
+    ours = torch.ops.normgrad
     for table in tables:
-        if torch.ops.normgrad.layer_norm.default not in table:
-            table[torch.ops.normgrad.layer_norm.default] = _layer_norm
-            table[torch.ops.normgrad.rms_norm.default] = _rms_norm
-            table[torch.ops.normgrad.group_norm.default] = _group_norm
-            table[torch.ops.normgrad.add_layer_norm.default] = _add_layer_norm
-            table[torch.ops.normgrad.add_rms_norm.default] = _add_rms_norm
+        if ours.layer_norm.default not in table:
+            table[ours.layer_norm.default] = _layer_norm
+            table[ours.rms_norm.default] = _rms_norm
+            table[ours.group_norm.default] = _group_norm
+            table[ours.add_layer_norm.default] = _add_layer_norm
+            table[ours.add_rms_norm.default] = _add_rms_norm
 
 
 def take_over() -> None:
     """Have programs that are compiled from now on call our backward passes of torch's norms."""
     if _replaced:
         return
-    for table in _tables():
+    tables = _tables()
+    _tell(tables)
+    for table in tables:
         for op, ours in _BACKWARD.items():
             torchs = table.get(op)
             if torchs is not None:  # else it stays a call, which `override` answers
                 _replaced.append((table, op, torchs))
                 table[op] = _rule(torchs, *ours)
     torch.compiler.config.cache_key_tag += _TAG
+    _graphs("install")
+
+
+def _graphs(verb: str) -> None:
+    """Put our pass over graphs into inductor, or take it out; not where it has no such place."""
+    try:
+        captured: Any = importlib.import_module("normgrad.torch.captured")
+    except ImportError:  # torch's names, which are not public
+        return
+    getattr(captured, verb)()
+
+
+def taken_over() -> bool:
+    """Whether compiled programs of torch's norms are to call our backward passes now."""
+    return bool(_replaced)
 
 
 def give_back() -> None:
@@ -266,3 +286,4 @@ def give_back() -> None:
     _replaced.clear()
     tag = torch.compiler.config.cache_key_tag
     torch.compiler.config.cache_key_tag = tag.removesuffix(_TAG)
+    _graphs("remove")

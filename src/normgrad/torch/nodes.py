@@ -35,9 +35,10 @@ _BACKWARD: Final = {"batch": Op.BATCH_NORM_BACKWARD, "group": Op.GROUP_NORM_BACK
 
 
 class Small:
-    """Whether calls that are too small to gain are taken too; for tests and comparisons."""
+    """Which calls that do not gain are taken too; for tests and comparisons."""
 
     taken = False
+    compiled = False  # on a CPU
 
 
 def kind_of(norm: Any) -> str | None:
@@ -106,7 +107,7 @@ def fits(norm: Any, kind: str, after: After, x: Any, shortcut: Any) -> bool:
     if x.is_cuda:
         if compiling and torch.compiler.is_exporting():
             return False
-    elif compiling or x.device.type != "cpu" or not _large(x):
+    elif x.device.type != "cpu" or not _large(x) or (compiling and not Small.compiled):
         return False  # inductor's own fusion is not slower there
     if shortcut is not None and (
         kind != "batch"
@@ -129,10 +130,7 @@ def fits(norm: Any, kind: str, after: After, x: Any, shortcut: Any) -> bool:
     if not of_our_types(x, *vectors):
         return False
     form = (kind, x.device.type, after[0], shortcut is not None)
-    known = _taken.get(form)
-    if known is None and not compiling:
-        known = _taken[form] = taken(*form)
-    return bool(known)
+    return _taken.get(form, False) if compiling else takes(*form)
 
 
 def _large(x: Tensor) -> bool:
@@ -148,6 +146,14 @@ def look(device: str) -> None:
     for kind, activation, shortcut in itertools.product(_OP, ACTIVATIONS, (False, True)):
         if kind == "batch" or not shortcut:
             _taken[kind, device, activation, shortcut] = taken(kind, device, activation, shortcut)
+
+
+def takes(*form: Any) -> bool:
+    """``taken``, which is asked once for each form."""
+    known = _taken.get(form)
+    if known is None:
+        known = _taken[form] = taken(*form)
+    return known
 
 
 def taken(kind: str, device: str, activation: str | None, shortcut: bool) -> bool:
