@@ -10,7 +10,10 @@ from torch.nn import functional as F
 import normgrad.torch as ours
 from normgrad.torch import nodes
 
-pytestmark = pytest.mark.usefixtures("by_reference")
+pytestmark = [
+    pytest.mark.usefixtures("by_reference"),
+    pytest.mark.filterwarnings("ignore::normgrad.torch.NothingTakenWarning"),
+]
 captured = pytest.importorskip("normgrad.torch.captured")
 
 CHANNELS, SLOPE = 6, 0.2
@@ -58,6 +61,7 @@ def operators(graph):
 
 
 def step(model, x, run=None):
+    model.zero_grad()
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     y = model(x) if run is None else run(x)
     y.mul(torch.arange(1.0, 1 + y.numel()).reshape(y.shape).cos()).sum().backward()
@@ -65,9 +69,8 @@ def step(model, x, run=None):
     return [y.detach(), x.grad, grads, dict(model.named_buffers())]
 
 
-def rewritten(model, x, **options):
-    """Which operators a captured step has, after it was seen to compute what the model does."""
-    found = []
+def as_captured(model, found, **options):
+    """The model as a captured program, eager but for our pass; what that made goes to `found`."""
 
     def backend(graph, inputs):
         captured.OneNode()(graph.graph)
@@ -76,10 +79,14 @@ def rewritten(model, x, **options):
         found.extend(operators(graph.graph))
         return graph.forward
 
-    twin = copy.deepcopy(model)
+    return torch.compile(model, backend=backend, fullgraph=True, **options)
+
+
+def rewritten(model, x, **options):
+    """Which operators a captured step has, after it was seen to compute what the model does."""
+    found, twin = [], copy.deepcopy(model)
     with ours.enable(compiled=True):
-        run = torch.compile(model, backend=backend, fullgraph=True, **options)
-        got = step(model, x, run)
+        got = step(model, x, as_captured(model, found, **options))
     ours.disable()
     torch.testing.assert_close(got, step(twin, x), rtol=1e-4, atol=1e-4)
     return found
@@ -115,61 +122,6 @@ def test_activations(name):
     assert rewritten(model, data()) == [("group_norm", activation)]
 
 
-def late(m, x):
-    """As ResNets are written: the shortcut is made behind the norm."""
-    z = m.bn(m.conv(x))
-    shortcut = m.other(m.side(x))
-    z += shortcut
-    return F.relu(z, inplace=True)
-
-
-SUMS = {
-    "late": late,
-    "early": lambda m, x: F.relu(m.bn(m.conv(x)) + x),
-    "the-other-way-round": lambda m, x: F.relu(x + m.bn(m.conv(x))),
-    "torch-add": lambda m, x: F.relu(torch.add(m.bn(m.conv(x)), x)),
-    "method": lambda m, x: F.relu(m.bn(m.conv(x)).add(x)),
-    "in-place": lambda m, x: F.relu(m.bn(m.conv(x)).add_(x)),
-}
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("name", SUMS)
-def test_sums(name, layout):
-    x = data().to(memory_format=layout)
-    assert rewritten(Norms(SUMS[name]), x) == [("batch_norm_add", "relu")]
-
-
-def test_two_norms_of_one_sum():
-    """One takes the other's result for a shortcut."""
-    function = lambda m, x: F.silu(m.bn(m.conv(x)) + m.other(m.side(x)))  # noqa: E731
-    assert rewritten(Norms(function), data()) == [("batch_norm_add", "silu")]
-
-
-def changed_between(m, x):
-    made = m.conv(x)
-    z = m.bn(made)
-    made.mul_(2.0)
-    return F.relu(z + made)
-
-
-def a_view_changed_between(m, x):
-    made = m.conv(x)
-    z = m.bn(made)
-    made.view(-1)[0].mul_(0.5)
-    return F.relu(z + x)
-
-
-def buffers_read_between(m, x):
-    z = m.bn(m.conv(x))
-    shift = m.bn.running_mean * 1.0
-    return F.relu(z + x) + shift.sum()
-
-
-def same_norm_twice(m, x):
-    return F.relu(m.bn(m.conv(x)) + m.bn(m.side(x)))
-
-
 def constants_between(m, x):
     z = m.bn(m.conv(x))
     with torch.no_grad():
@@ -180,24 +132,13 @@ def constants_between(m, x):
 def autocast_between(m, x):
     z = m.bn(m.conv(x))
     with torch.autocast("cpu", torch.bfloat16):
-        shortcut = m.side(x)
-    return F.relu(z + shortcut.float())
-
-
-def onto_the_shortcut(m, x):
-    shortcut = m.side(x)
-    shortcut += m.bn(m.conv(x))
-    return F.relu(shortcut) + shortcut
+        other = m.side(x)
+    return F.relu(z) + other.float()
 
 
 def used_again(m, x):
     z = m.bn(m.conv(x))
     return F.relu(z) + z
-
-
-def a_sum_used_again(m, x):
-    z = m.bn(m.conv(x)) + x
-    return F.relu(z) * z
 
 
 def a_view_between(m, x):
@@ -206,27 +147,17 @@ def a_view_between(m, x):
 
 
 LEFT = {
-    "changed between": changed_between,
-    "a view changed between": a_view_changed_between,
-    "buffers read between": buffers_read_between,
     "constants between": constants_between,
     "autocast between": autocast_between,
-    "onto the shortcut": onto_the_shortcut,
     "used again": used_again,
-    "a sum used again": a_sum_used_again,
     "a view between": a_view_between,
-    "itself added": lambda m, x: (lambda z: F.relu(z + z))(m.bn(m.conv(x))),
-    "a number added": lambda m, x: F.relu(m.bn(m.conv(x)) + 1.0),
-    "broadcast": lambda m, x: F.relu(m.bn(m.conv(x)) + x[:1]),
-    "scaled": lambda m, x: F.relu(torch.add(m.bn(m.conv(x)), x, alpha=2)),
-    "wider": lambda m, x: F.relu(m.bn(m.conv(x)) + x.double()).float(),
+    "a sum between": lambda m, x: F.relu(m.bn(m.conv(x)) + x),
     "other bounds": after(lambda z: F.hardtanh(z, 0.0, 5.0)),
     "another function": after(torch.tanh),
     "dropout": after(lambda z: F.relu(F.dropout(z, 0.0))),
     "a weight alone": lambda m, x: F.relu(
         F.batch_norm(m.conv(x), None, None, m.bn.weight, None, True)
     ),
-    "a sum behind group norm": lambda m, x: F.relu(m.gn(m.conv(x)) + x),
 }
 
 
@@ -235,9 +166,21 @@ def test_what_is_left(name):
     assert rewritten(Norms(LEFT[name]), data()) == []
 
 
-def test_a_norm_that_is_called_twice():
-    """Its buffers are written in the order of the calls."""
-    assert rewritten(Norms(same_norm_twice), data()) == [("batch_norm_add", "relu")]
+def buffers_read_between(m, x):
+    """As the norm wrote them."""
+    z = m.bn(m.conv(x))
+    seen = m.bn.running_mean * 1.0
+    return F.relu(z) + seen.sum() + m.other(m.side(x))
+
+
+def same_norm_twice(m, x):
+    return F.relu(m.bn(m.conv(x))) + F.silu(m.bn(m.side(x)))
+
+
+def test_the_norm_stays_where_it_was():
+    assert rewritten(Norms(buffers_read_between), data()) == [("batch_norm", "relu")]
+    taken = [("batch_norm", "relu"), ("batch_norm", "silu")]
+    assert rewritten(Norms(same_norm_twice), data()) == taken
 
 
 def test_inference_and_frozen_parameters_are_left():
@@ -248,22 +191,16 @@ def test_inference_and_frozen_parameters_are_left():
 
 
 def test_nothing_without_the_wish():
-    model, seen = Norms(after(F.relu)), []
-
-    def backend(graph, inputs):
-        captured.OneNode()(graph.graph)
-        seen.extend(operators(graph.graph))
-        return graph.forward
-
-    torch.compile(model, backend=backend, fullgraph=True)(data())
-    assert seen == []
+    found = []
+    as_captured(Norms(after(F.relu)), found)(data())
+    assert found == []
 
 
 def test_other_sizes():
-    model = Norms(lambda m, x: F.silu(m.gn(F.relu(m.bn(m.conv(x)) + x))))
+    model = Norms(lambda m, x: F.silu(m.gn(F.relu(m.bn(m.conv(x))))))
     for mark in (True, None):
         taken = rewritten(model, data(), dynamic=mark)
-        assert taken == [("batch_norm_add", "relu"), ("group_norm", "silu")]
+        assert taken == [("batch_norm", "relu"), ("group_norm", "silu")]
         torch.compiler.reset()
 
 

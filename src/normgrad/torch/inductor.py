@@ -144,16 +144,18 @@ def traced_batch_norm_add(
     activation: str | None = None,
     slope: float = NEGATIVE_SLOPE,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same of a batch norm with a shortcut, whose bits are packed by hand."""
+    """The same of a batch norm with a shortcut.
+
+    No bits are kept of ReLU: the gradient through it is the shortcut's, and the compiler writes it
+    in one kernel with what comes before.
+    """
     if not x.numel():
         made = normalize_batch(x, weight, bias, None, None, training, momentum, eps)
         return *made, no_mask(x)
     arguments = (x, weight, bias, running_mean, running_var, training, momentum, eps)
     z, mean, rstd = _traced_channels(*arguments)
     y = _as_laid_out(activated(z + shortcut, activation, slope), x)
-    if not training or activation != "relu":
-        return y, mean, rstd, no_mask(x)
-    return y, mean, rstd, packed_mask(y)  # ReLU's result is above 0 where it let something pass
+    return y, mean, rstd, no_mask(x)
 
 
 def _traced_channels(
