@@ -117,7 +117,7 @@ TAKEN = {
 def test_activations(name):
     function, activation = TAKEN[name]
     assert rewritten(Norms(function), data()) == [("batch_norm", activation)]
-    model = Norms(lambda m, x: function(m, x))
+    model = Norms(function)
     model.bn = model.gn
     assert rewritten(model, data()) == [("group_norm", activation)]
 
@@ -190,6 +190,17 @@ def test_inference_and_frozen_parameters_are_left():
     assert rewritten(model, data()) == []
 
 
+def test_transforms_are_left():
+    def loss(x, weight):
+        return F.silu(F.group_norm(x, 2, weight, weight)).square().sum()
+
+    found, inputs = [], (data(), torch.randn(CHANNELS))
+    with ours.enable(compiled=True):
+        got = as_captured(torch.func.grad(loss), found)(*inputs)
+    assert found == []
+    torch.testing.assert_close(got, torch.func.grad(loss)(*inputs))
+
+
 def test_nothing_without_the_wish():
     found = []
     as_captured(Norms(after(F.relu)), found)(data())
@@ -217,3 +228,36 @@ def test_a_pass_of_somebody_else_stays():
         with ours.enable():
             assert config.pre_grad_custom_pass is None
     assert config.pre_grad_custom_pass is None
+
+
+def on_a_gpu(strides, dtype, seen, wide):
+    """A captured group norm and SiLU of data on a GPU, of which there are shapes alone."""
+    graph, mode = torch.fx.Graph(), torch._subclasses.FakeTensorMode()
+    nodes_of = [graph.placeholder(name) for name in ("x", "weight", "bias")]
+    z = graph.call_function(F.group_norm, (nodes_of[0], 2, *nodes_of[1:]))
+    graph.output(graph.call_function(F.silu, (z,), {"inplace": True}))
+    with mode, torch.no_grad():  # autograd asks the device for streams
+        x = torch.empty_strided((2, 6, 4, 5), strides, dtype=dtype, device="cuda:0")
+        vectors = [torch.empty(6, dtype=seen, device="cuda:0")] * 2
+        made = F.group_norm(x, 2, *(one.to(dtype) for one in vectors)).to(wide)
+        values = [x, *vectors, made, made.detach().requires_grad_()]
+    for node, value in zip(graph.nodes, values, strict=False):
+        node.meta["example_value"] = value
+    return graph
+
+
+@pytest.mark.parametrize("strides", [(120, 20, 5, 1), (120, 1, 30, 6)], ids=["first", "last"])
+def test_on_a_gpu(strides):
+    """Torch's result is contiguous there; under autocast it is float32, and so is ours."""
+    half, single = torch.bfloat16, torch.float32
+    for dtype, seen, wide, taken in (
+        (single, single, single, True),
+        (half, half, half, True),
+        (half, single, single, True),
+        (half, single, half, True),
+        (single, single, half, False),
+    ):
+        graph = on_a_gpu(strides, dtype, seen, wide)
+        with ours.enable(compiled=True):
+            captured.OneNode()(graph)
+        assert operators(graph) == ([("group_norm", "silu")] if taken else [])

@@ -10,6 +10,7 @@ over memory in a ResNet's block. As one call of ours it would be 8.
 """
 
 import inspect
+import math
 import operator
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ import torch
 from torch import fx
 from torch._inductor import config as programs
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols, statically_known_true
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
@@ -29,10 +31,13 @@ from normgrad.torch.activations import After, activation_of
 from normgrad.torch.forward import group_format, of_our_types
 from normgrad.torch.library import NARROW, Tensor, memory_format
 
-_SIGNATURES: Final = {
-    functional.batch_norm: ("batch", inspect.signature(functional.batch_norm)),
-    functional.group_norm: ("group", inspect.signature(functional.group_norm)),
-}
+# Torch's functions, and the names of their arguments in the order of ours.
+_KINDS: Final[dict[Any, str]] = {functional.batch_norm: "batch", functional.group_norm: "group"}
+_SIGNATURES: Final = {kind: inspect.signature(one) for one, kind in _KINDS.items()}
+_PARAMETERS: Final = ("weight", "bias")
+_BUFFERS: Final = {"batch": ("running_mean", "running_var"), "group": ()}
+_SETTINGS: Final = {"batch": ("training", "momentum", "eps"), "group": ("num_groups", "eps")}
+
 # Arguments behind the data: by position or by name, and what they are if not given.
 _MORE: Final[dict[str, dict[str, Any]]] = {
     "leaky_relu": {"negative_slope": NEGATIVE_SLOPE, "inplace": False},
@@ -43,17 +48,11 @@ _IN_ANY: Final[dict[str, Any]] = {"inplace": False}
 
 
 class _Norm(NamedTuple):
-    """A call of a norm: ``names`` are the arguments of torch's function."""
+    """A call of a norm: ``given`` are the arguments of torch's function by name."""
 
     node: fx.Node
     kind: str
-    names: dict[str, Any]
-
-    @property
-    def vectors(self) -> list[fx.Node]:
-        """The parameters and the buffers that are there."""
-        names = ("weight", "bias", "running_mean", "running_var")[: 4 if self.kind == "batch" else 2]
-        return [self.names[name] for name in names if self.names[name] is not None]
+    given: dict[str, Any]
 
 
 class OneNode(CustomGraphPass):
@@ -73,12 +72,11 @@ class OneNode(CustomGraphPass):
 
 
 def _norm(node: fx.Node) -> _Norm | None:
-    known = _SIGNATURES.get(node.target) if node.op == "call_function" else None
-    if known is None:
+    kind = _KINDS.get(node.target) if node.op == "call_function" else None
+    if kind is None:
         return None
-    kind, signature = known
     try:
-        bound = signature.bind(*node.args, **node.kwargs)
+        bound = _SIGNATURES[kind].bind(*node.args, **node.kwargs)
     except TypeError:
         return None
     bound.apply_defaults()
@@ -115,12 +113,14 @@ def _activation(node: fx.Node, z: fx.Node) -> After | None:
         return None
     if name == "leaky_relu":
         slope = options["negative_slope"]
-        return ("leaky_relu", float(slope)) if isinstance(slope, float | int) else None
+        number = isinstance(slope, float | int) and math.isfinite(slope)
+        return ("leaky_relu", float(slope)) if number else None
     if name == "gelu":
         found = {"none": "gelu", "tanh": "gelu_tanh"}.get(options["approximate"])
         return None if found is None else (found, NEGATIVE_SLOPE)
     if name == "hardtanh":
-        return ("relu6", NEGATIVE_SLOPE) if (*options.values(),) == (0, 6) else None
+        bounds = (options["min_val"], options["max_val"])
+        return ("relu6", NEGATIVE_SLOPE) if bounds == (0, 6) else None
     return name, NEGATIVE_SLOPE
 
 
@@ -131,30 +131,29 @@ def _value(node: Any) -> Any:
 
 def _fits(norm: _Norm, after: After, last: fx.Node) -> bool:
     """Whether the operator takes the call, and gives what the calls in its place give."""
-    names, x, y = norm.names, _value(norm.names["input"]), _value(last)
-    vectors = [_value(one) for one in norm.vectors]
+    given, x, y = norm.given, _value(norm.given["input"]), _value(last)
+    names = (*_PARAMETERS, *_BUFFERS[norm.kind])
+    vectors = [_value(given[name]) for name in names if given[name] is not None]
     for one in (x, y, *vectors):
-        if not isinstance(one, Tensor) or one.layout is not torch.strided:
+        # Not of a class of its own, nor inside one of torch.func's transforms.
+        if not isinstance(one, FakeTensor) or one.layout is not torch.strided:
             return False
         if one.device != x.device or has_free_unbacked_symbols(one):
             return False
-    if (names["weight"] is None) is not (names["bias"] is None) or not y.requires_grad:
-        return False
+    for pair in (_PARAMETERS, _BUFFERS[norm.kind]):
+        if len({given[name] is None for name in pair}) == 2:
+            return False
     if x.device.type not in ("cpu", "cuda") or not 2 <= x.dim() <= MAX_RANK:
         return False
-    numbers = [names["eps"]]
-    if norm.kind == "batch":
-        # Inference reads statistics that may change until the backward pass.
-        if names["training"] is not True:
-            return False
-        if (names["running_mean"] is None) is not (names["running_var"] is None):
-            return False
-        numbers.append(names["momentum"])
-    elif type(names["num_groups"]) is not int:
+    # Inference reads statistics that may change until the backward pass.
+    if not y.requires_grad or given.get("training", True) is not True:
         return False
-    if not all(map(_is_number, numbers)) or not of_our_types(x, *vectors):
+    numbers = (given["eps"], given.get("momentum", 0.0))
+    if type(given.get("num_groups", 1)) is not int or not all(map(_is_number, numbers)):
         return False
-    return _same_result(norm, x, y) and nodes.takes(norm.kind, x.device.type, after[0], False)
+    if not of_our_types(x, *vectors) or not _same_result(norm.kind, x, y):
+        return False
+    return nodes.takes(norm.kind, x.device.type, after[0], False)
 
 
 def _is_number(one: Any) -> bool:
@@ -163,12 +162,12 @@ def _is_number(one: Any) -> bool:
     return isinstance(value, float | int | torch.SymFloat) and not isinstance(value, bool)
 
 
-def _same_result(norm: _Norm, x: Tensor, y: Tensor) -> bool:
+def _same_result(kind: str, x: Tensor, y: Tensor) -> bool:
     """Whether our result is laid out as the activation's; what follows may rely on it."""
-    z, dtype = _value(norm.node), x.dtype
-    if norm.kind == "group" and x.is_cuda and x.dtype in NARROW and z.dtype == torch.float32:
+    dtype = x.dtype
+    if kind == "group" and x.is_cuda and x.dtype in NARROW and y.dtype == torch.float32:
         dtype = torch.float32  # under autocast, as in ours
-    wanted = memory_format(x) if norm.kind == "batch" else group_format(x)
+    wanted = memory_format(x) if kind == "batch" else group_format(x)
     mine = torch.empty_like(x, dtype=dtype, memory_format=wanted)
     sizes = zip((*mine.shape, *mine.stride()), (*y.shape, *y.stride()), strict=True)
     return dtype == y.dtype and all(statically_known_true(one == other) for one, other in sizes)
@@ -190,16 +189,11 @@ def _calm(first: fx.Node, last: fx.Node) -> bool:
 
 
 def _put(norm: _Norm, after: After, last: fx.Node) -> None:
-    names, graph = norm.names, norm.node.graph
-    if norm.kind == "batch":
-        keys = ("running_mean", "running_var", "training", "momentum", "eps")
-        op: Any = torch.ops.normgrad.batch_norm.default
-    else:
-        keys = ("num_groups", "eps")
-        op = torch.ops.normgrad.group_norm.default
-    settings = (names[key] for key in ("input", "weight", "bias", *keys))
+    graph, given = norm.node.graph, norm.given
+    names = ("input", *_PARAMETERS, *_BUFFERS[norm.kind], *_SETTINGS[norm.kind])
+    op = getattr(torch.ops.normgrad, f"{norm.kind}_norm").default
     with graph.inserting_before(norm.node):
-        call = graph.call_function(op, (*settings, *after))
+        call = graph.call_function(op, (*(given[name] for name in names), *after))
         y = graph.call_function(operator.getitem, (call, 0))
     call.meta = {key: one for key, one in norm.node.meta.items() if key != "example_value"}
     y.meta = dict(last.meta)

@@ -27,7 +27,6 @@ from normgrad.torch.forward import (
     group_format,
     no_mask,
     normalize_batch,
-    packed_mask,
 )
 from normgrad.torch.library import Tensor, memory_format, wide
 
