@@ -2,7 +2,7 @@
 
 An operator that it does not know stays a call, and nothing around it is fused with it. So it gets
 our forward passes in terms of torch's, which it takes apart. Backward passes stay calls of ours:
-those of our modules always, torch's own while ``enable(compiled=True)`` holds.
+those of our modules always, torch's batch and group norm while ``enable(compiled=True)`` holds.
 
 It looks operators up in tables, which learn of ours when ``torch.compile`` asks for their shapes
 without data: importing inductor takes a second, and most programs compile nothing.
@@ -198,9 +198,10 @@ def _wide_data(x: Tensor) -> Tensor:
 
 
 # Our operator for torch's, which of torch's arguments it takes, and which of them is the weight.
+# Layer norm's is not there: with the residual sum, which inductor takes into its own, a call of
+# ours gains nothing. A transformer's step on an H200: 3.40 ms, with ours 3.46; CPU: 39.9 and 41.6.
 _BACKWARD: Final[dict[Any, tuple[str, Sequence[int], int]]] = {
     _aten.native_batch_norm_backward.default: ("batch_norm_backward", range(10), 2),
-    _aten.native_layer_norm_backward.default: ("layer_norm_backward", range(8), 5),
     # Without its sizes, which x has.
     _aten.native_group_norm_backward.default: ("group_norm_backward", (0, 1, 2, 3, 4, 8, 9), 4),
 }
