@@ -196,16 +196,28 @@ class Residual(nn.Module):
         return y * added
 
 
+class Apart(Residual):
+    """The same by torch, one after the other."""
+
+    def forward(self, x):
+        added = self.first(x) + x
+        y = F.layer_norm(added, (16,), self.one.weight, self.one.bias)
+        added = y.sin() + added
+        return F.rms_norm(added, (16,), self.two.weight) * added
+
+
 @pytest.mark.slow(8)
 def test_sums_before_a_norm():
     """The sum's other gradient is an operand of the call: nobody adds it behind."""
     torch.manual_seed(1)
-    model, x = Residual(), torch.randn(5, 16)
-    twin = copy.deepcopy(model).double()
+    model, twin, x = Residual(), Apart(), torch.randn(5, 16)
+    twin.load_state_dict(model.state_dict())
     got, (forward, backward) = compiled_step(model, x)
     assert forward == []
     assert backward == [("rms_norm_backward", None), ("layer_norm_backward", None)]
-    assert apart(got, step(twin, x.double())) < 1e-6
+    torchs = step(twin, x)
+    exact = step(twin.double(), x.double())
+    assert apart(got, exact) <= 2 * apart(torchs, exact) + 1e-6
 
 
 @pytest.mark.parametrize("training", [True, False])
