@@ -67,6 +67,27 @@ def disabled():
     ours.disable()
 
 
+@pytest.fixture(scope="module")
+def nothing_from_disk():
+    """Programs that another version of ours compiled would be taken for those of this one."""
+    from torch._functorch import config as graphs
+    from torch._inductor import config as programs
+
+    with graphs.patch(enable_autograd_cache=False), programs.patch(fx_graph_cache=False):
+        yield
+
+
+@pytest.fixture
+def fresh_compiler():
+    """Nothing is compiled before a test, and torch computes by itself after it."""
+    import normgrad.torch as ours
+
+    torch.compiler.reset()
+    yield
+    ours.disable()
+    torch.compiler.reset()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)  # two processes of the suite share two cores

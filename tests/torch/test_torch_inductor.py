@@ -1,12 +1,12 @@
 """What inductor compiles: forward passes taken apart, backward passes calls of ours."""
 
 import copy
-import re
 import subprocess
 import sys
 
 import pytest
 import torch
+from compiled_programs import COMPILES, compiled_step, step
 from example_models import NAMES, make
 from torch import nn
 
@@ -14,47 +14,15 @@ import normgrad.torch as ours
 from normgrad.core.errors import OptionError
 from normgrad.torch import inductor
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning",  # torch's own, in inductor
-    "ignore::normgrad.torch.NothingTakenWarning",  # compiled calls are not counted
-)
+pytestmark = COMPILES
 
 BACKWARD = {"resnet": "batch_norm", "unet": "group_norm", "transformer": "layer_norm"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _nothing_from_disk():
-    """Programs that another version of ours compiled would be taken for those of this one."""
-    from torch._functorch import config as graphs
-    from torch._inductor import config as programs
-
-    with graphs.patch(enable_autograd_cache=False), programs.patch(fx_graph_cache=False):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch.compiler.reset()
-    yield
-    ours.disable()
-    torch.compiler.reset()
-
-
-def _step(model, x):
-    model.zero_grad()
-    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
-    y = model(x)
-    (y * torch.arange(y.numel()).reshape(y.shape).sin()).sum().backward()
-    return [y.detach(), x.grad, *(one.grad for one in model.parameters() if one.grad is not None)]
-
-
-def _compiled(model, x, **options):
+def _called(model, x, **options):
     """Results of a step, and the operators that the programs of its two passes call."""
-    from torch._inductor.utils import run_and_get_code  # loads all of inductor
-
-    run = torch.compile(model, fullgraph=True, **options)
-    results, programs = run_and_get_code(lambda: _step(run, x))
-    return results, [set(re.findall(r"torch\.ops\.(normgrad\.\w+)", one)) for one in programs]
+    results, calls = compiled_step(model, x, **options)
+    return results, [{f"normgrad.{name}" for name, _ in one} for one in calls]
 
 
 def _assert_close(got, want, **tolerance):
@@ -69,9 +37,9 @@ def test_our_modules(name):
     example = make(name)
     model, x = ours.convert(example.model), torch.randn(example.shape)
     twin = copy.deepcopy(model)
-    got, called = _compiled(model, x)
+    got, called = _called(model, x)
     assert called == [set(), {f"normgrad.{BACKWARD[name]}_backward"}]
-    _assert_close(got, _step(twin, x))
+    _assert_close(got, step(twin, x))
     _assert_close(model.buffers(), twin.buffers())
 
 
@@ -81,10 +49,12 @@ def test_torchs_modules(name):
     torch.manual_seed(3)
     example = make(name)
     x = torch.randn(example.shape)
-    want = _step(copy.deepcopy(example.model), x)
+    want = step(copy.deepcopy(example.model), x)
     with ours.enable(compiled=True):
-        got, called = _compiled(example.model, x)
-    assert called == [set(), {f"normgrad.{BACKWARD[name]}_backward"}]
+        got, called = _called(example.model, x)
+    # Layer norm stays inductor's.
+    taken = set() if name == "transformer" else {f"normgrad.{BACKWARD[name]}_backward"}
+    assert called == [set(), taken]
     _assert_close(got, want)
 
 
@@ -94,32 +64,33 @@ def test_programs_on_disk_are_told_apart(tmp_path, monkeypatch):
     from torch._inductor import config as programs
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model, x = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), torch.randn(5, 4)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GroupNorm(2, 8), nn.SiLU()), torch.randn(5, 4)
     with graphs.patch(enable_autograd_cache=True), programs.patch(fx_graph_cache=True):
         for options, wanted in (
-            ({"compiled": True}, [set(), {"normgrad.layer_norm_backward"}]),
+            ({"compiled": True}, [set(), {"normgrad.group_norm_backward"}]),
             ({}, [set(), set()]),
         ):
             torch.compiler.reset()
             with ours.enable(**options):
-                assert _compiled(copy.deepcopy(model), x)[1] == wanted
+                assert _called(copy.deepcopy(model), x)[1] == wanted
 
 
 def test_frozen_parameters_and_none():
     model = nn.Sequential(
         nn.Linear(6, 8),
-        nn.LayerNorm(8, elementwise_affine=False),
-        nn.LayerNorm(8, bias=False),
+        nn.GroupNorm(1, 8, affine=False),
+        nn.GroupNorm(2, 8),
         nn.Unflatten(1, (4, 2)),
-        nn.GroupNorm(2, 4, affine=False),
+        nn.BatchNorm1d(4, affine=False),
         nn.BatchNorm1d(4),
     )
+    model[2].bias = None
     model[5].bias.requires_grad_(False)
     x = torch.randn(5, 6)
-    want = _step(copy.deepcopy(model), x)
+    want = step(copy.deepcopy(model), x)
     with ours.enable(compiled=True):
-        got, called = _compiled(model, x)
-    assert len(called[1]) == 3
+        got, called = _called(model, x)
+    assert called == [set(), {"normgrad.batch_norm_backward", "normgrad.group_norm_backward"}]
     _assert_close(got, want)
 
 
@@ -131,14 +102,14 @@ class Shift(nn.Module):
         self.bias = nn.Parameter(torch.randn(8))
 
     def forward(self, x):
-        return nn.functional.layer_norm(x, (8,), None, self.bias)
+        return nn.functional.batch_norm(x, None, None, None, self.bias, True)
 
 
 def test_what_is_not_ours_stays_inductors():
     model, x = Shift(), torch.randn(5, 8)
-    want = _step(copy.deepcopy(model), x)
+    want = step(copy.deepcopy(model), x)
     with ours.enable(compiled=True):
-        got, called = _compiled(model, x)
+        got, called = _called(model, x)
     assert called == [set(), set()]
     _assert_close(got, want)
 
@@ -148,11 +119,11 @@ def test_batch_norm_by_running_statistics():
     model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4)).eval()
     model[1].running_mean.normal_()
     x = torch.randn(3, 2, 5, 4)
-    want = _step(copy.deepcopy(model), x)
+    want = step(copy.deepcopy(model), x)
     with ours.enable(compiled=True):
-        _assert_close(_compiled(copy.deepcopy(model), x)[0], want)
+        _assert_close(_called(copy.deepcopy(model), x)[0], want)
     torch.compiler.reset()
-    got, called = _compiled(ours.convert(copy.deepcopy(model)), x)
+    got, called = _called(ours.convert(copy.deepcopy(model)), x)
     assert called == [set(), {"normgrad.batch_norm_backward"}]
     _assert_close(got, want)
 
@@ -170,12 +141,12 @@ def test_types(layer, dtype):
     centre, deviation, terms = 40, 3, 8 * 6 * 24  # of the statistic with most of them
     x = (torch.randn(8, 4, 6, 24) * deviation + centre).to(dtype)
     twin = copy.deepcopy(model)
-    got, called = _compiled(model, x)
+    got, called = _called(model, x)
     assert called[0] == set()
     wide = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     order = wide * terms**0.5 * centre / deviation
     pairs = [
-        *zip(got, _step(twin, x), strict=True),
+        *zip(got, step(twin, x), strict=True),
         *zip(model.buffers(), twin.buffers(), strict=True),
     ]
     for one, other in pairs:
@@ -190,21 +161,21 @@ def test_other_sizes_and_none():
     twin = copy.deepcopy(model)
     for samples in (3, 5, 0):
         x = torch.randn(samples, 4, 6)
-        _assert_close(_compiled(model, x, dynamic=True)[0], _step(twin, x))
+        _assert_close(_called(model, x, dynamic=True)[0], step(twin, x))
 
 
 def test_half_of_the_running_statistics():
     layer = ours.BatchNorm1d(3)
     layer.running_var = None
     with pytest.raises(RuntimeError, match="running_mean and running_var belong together"):
-        _compiled(layer, torch.randn(6, 3))
+        _called(layer, torch.randn(6, 3))
 
 
 def test_parameters_on_another_device():
     layer = ours.BatchNorm1d(3)
     layer.weight = nn.Parameter(layer.weight.to("meta"))
     with pytest.raises(RuntimeError, match="must be on input's device, cpu"):
-        _compiled(layer, torch.randn(6, 3))
+        _called(layer, torch.randn(6, 3))
 
 
 FIRST = """

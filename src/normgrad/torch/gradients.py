@@ -45,12 +45,14 @@ def _setup_batch_add(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ..
     mask: Tensor | None = output[3]
     ctx.mark_non_differentiable(mask)
     assert mask is not None
+    # Traced, ReLU has no bits: its result says the same, and most often is kept by others too.
+    ctx.by_result = rest[7] == "relu" and rest[4] and not mask.numel()
     if rest[7] is None:
         added = mask = None
     elif mask.numel():
         added = None
     else:
-        mask = None
+        added, mask = output[0] if ctx.by_result else added, None
     _setup_channels(ctx, x, added, rest, output, mask)
 
 
@@ -108,7 +110,9 @@ def _backward_batch_add(
     if dy is not None:
         needed = [ctx.needs_input_grad[place] for place in (0, 2, 3, 1)]
         settings = (ctx.training, ctx.eps, needed)
-        if ctx.after[0] is None:
+        if ctx.after[0] is None or ctx.by_result:
+            if ctx.by_result:
+                dy = torch.ops.aten.threshold_backward(dy, added, 0.0)
             dx, dgamma, dbeta = _batch_norm_backward(
                 few_axes(dy), few_axes(x), weight, *statistics, *settings[:2], needed[:3]
             )

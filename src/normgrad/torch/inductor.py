@@ -2,7 +2,7 @@
 
 An operator that it does not know stays a call, and nothing around it is fused with it. So it gets
 our forward passes in terms of torch's, which it takes apart. Backward passes stay calls of ours:
-those of our modules always, torch's own while ``enable(compiled=True)`` holds.
+those of our modules always, torch's batch and group norm while ``enable(compiled=True)`` holds.
 
 It looks operators up in tables, which learn of ours when ``torch.compile`` asks for their shapes
 without data: importing inductor takes a second, and most programs compile nothing.
@@ -27,7 +27,6 @@ from normgrad.torch.forward import (
     group_format,
     no_mask,
     normalize_batch,
-    packed_mask,
 )
 from normgrad.torch.library import Tensor, memory_format, wide
 
@@ -144,17 +143,18 @@ def traced_batch_norm_add(
     activation: str | None = None,
     slope: float = NEGATIVE_SLOPE,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same of a batch norm with a shortcut, whose bits are packed by hand."""
+    """The same of a batch norm with a shortcut.
+
+    No bits are kept of ReLU: the gradient through it is the shortcut's, and the compiler writes it
+    in one kernel with what comes before.
+    """
     if not x.numel():
         made = normalize_batch(x, weight, bias, None, None, training, momentum, eps)
         return *made, no_mask(x)
     arguments = (x, weight, bias, running_mean, running_var, training, momentum, eps)
     z, mean, rstd = _traced_channels(*arguments)
-    z = z + shortcut
-    y = _as_laid_out(activated(z, activation, slope), x)
-    if not training or activation != "relu":
-        return y, mean, rstd, no_mask(x)
-    return y, mean, rstd, packed_mask(_as_laid_out(z, x))
+    y = _as_laid_out(activated(z + shortcut, activation, slope), x)
+    return y, mean, rstd, no_mask(x)
 
 
 def _traced_channels(
@@ -198,9 +198,10 @@ def _wide_data(x: Tensor) -> Tensor:
 
 
 # Our operator for torch's, which of torch's arguments it takes, and which of them is the weight.
+# Layer norm's is not there: with the residual sum, which inductor takes into its own, a call of
+# ours gains nothing. A transformer's step on an H200: 3.40 ms, with ours 3.46; CPU: 39.9 and 41.6.
 _BACKWARD: Final[dict[Any, tuple[str, Sequence[int], int]]] = {
     _aten.native_batch_norm_backward.default: ("batch_norm_backward", range(10), 2),
-    _aten.native_layer_norm_backward.default: ("layer_norm_backward", range(8), 5),
     # Without its sizes, which x has.
     _aten.native_group_norm_backward.default: ("group_norm_backward", (0, 1, 2, 3, 4, 8, 9), 4),
 }
@@ -234,27 +235,48 @@ def offer() -> None:
     if torch._guards.TracingContext.try_get() is None:
         return
     with unset_fake_temporarily():  # what modules make when they are loaded is real
-        tables = _tables()
+        _tell(_tables())
+
+
+def _tell(tables: list[dict[Any, _Rule]]) -> None:
+    ours = torch.ops.normgrad
     for table in tables:
-        if torch.ops.normgrad.layer_norm.default not in table:
-            table[torch.ops.normgrad.layer_norm.default] = _layer_norm
-            table[torch.ops.normgrad.rms_norm.default] = _rms_norm
-            table[torch.ops.normgrad.group_norm.default] = _group_norm
-            table[torch.ops.normgrad.add_layer_norm.default] = _add_layer_norm
-            table[torch.ops.normgrad.add_rms_norm.default] = _add_rms_norm
+        if ours.layer_norm.default not in table:
+            table[ours.layer_norm.default] = _layer_norm
+            table[ours.rms_norm.default] = _rms_norm
+            table[ours.group_norm.default] = _group_norm
+            table[ours.add_layer_norm.default] = _add_layer_norm
+            table[ours.add_rms_norm.default] = _add_rms_norm
 
 
 def take_over() -> None:
     """Have programs that are compiled from now on call our backward passes of torch's norms."""
     if _replaced:
         return
-    for table in _tables():
+    tables = _tables()
+    _tell(tables)
+    for table in tables:
         for op, ours in _BACKWARD.items():
             torchs = table.get(op)
             if torchs is not None:  # else it stays a call, which `override` answers
                 _replaced.append((table, op, torchs))
                 table[op] = _rule(torchs, *ours)
     torch.compiler.config.cache_key_tag += _TAG
+    _graphs("install")
+
+
+def _graphs(verb: str) -> None:
+    """Put our pass over graphs into inductor, or take it out; not where it has no such place."""
+    try:
+        captured: Any = importlib.import_module("normgrad.torch.captured")
+    except ImportError:  # torch's names, which are not public
+        return
+    getattr(captured, verb)()
+
+
+def taken_over() -> bool:
+    """Whether compiled programs of torch's norms are to call our backward passes now."""
+    return bool(_replaced)
 
 
 def give_back() -> None:
@@ -266,3 +288,4 @@ def give_back() -> None:
     _replaced.clear()
     tag = torch.compiler.config.cache_key_tag
     torch.compiler.config.cache_key_tag = tag.removesuffix(_TAG)
+    _graphs("remove")

@@ -44,9 +44,10 @@ ACTIVATED: Final[dict[type, str]] = {}
 
 
 class Small:
-    """Whether calls that are too small to gain are taken too; for tests and comparisons."""
+    """Which calls that do not gain are taken too; for tests and comparisons."""
 
     taken = False
+    compiled = False  # on a CPU
 
 
 def kind_of(norm: Any) -> str | None:
@@ -171,10 +172,8 @@ def fits(norm: Any, kind: str, after: After, x: Any, shortcut: Any) -> bool:
     if not of_our_types(x, *vectors):
         return False
     form = (kind, x.device.type, after[0], shortcut is not None)
-    known = _taken.get(form)
-    if known is None and not torch.compiler.is_compiling():
-        known = _taken[form] = taken(*form)
-    return bool(known)
+    compiling = torch.compiler.is_compiling()
+    return _taken.get(form, False) if compiling else takes(*form)
 
 
 def plain(x: Any, least: Mapping[torch.dtype, int]) -> bool:
@@ -185,7 +184,7 @@ def plain(x: Any, least: Mapping[torch.dtype, int]) -> bool:
     compiling = torch.compiler.is_compiling()
     if x.is_cuda:
         return not (compiling and torch.compiler.is_exporting())
-    if compiling or x.device.type != "cpu":
+    if x.device.type != "cpu" or (compiling and not Small.compiled):
         return False  # inductor's own fusion is not slower there
     return Small.taken or x.numel() >= least.get(x.dtype, 0)
 
@@ -200,6 +199,14 @@ def look(device: str) -> None:
     for kind, activation, shortcut in itertools.product(_FORMS, after, (False, True)):
         if (kind == "batch" or not shortcut) and (activation is not None or shortcut):
             _taken[kind, device, activation, shortcut] = taken(kind, device, activation, shortcut)
+
+
+def takes(*form: Any) -> bool:
+    """``taken``, which is asked once for each form."""
+    known = _taken.get(form)
+    if known is None:
+        known = _taken[form] = taken(*form)
+    return known
 
 
 def taken(kind: str, device: str, activation: str | None, shortcut: bool) -> bool:
