@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch._inductor import config as programs
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols, statically_known_true
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
@@ -153,7 +153,8 @@ def _fits(norm: _Norm, after: After, last: fx.Node) -> bool:
         return False
     if not of_our_types(x, *vectors) or not _same_result(norm.kind, x, y):
         return False
-    return nodes.takes(norm.kind, x.device.type, after[0], False)
+    with unset_fake_temporarily():  # what backends make when they are loaded is real
+        return nodes.takes(norm.kind, x.device.type, after[0], False)
 
 
 def _is_number(one: Any) -> bool:
