@@ -7,6 +7,7 @@ on a machine without pytest.
 
 import copy
 import os
+import re
 import sys
 import tempfile
 import time
@@ -282,6 +283,42 @@ def check_compiled():
         one(x).square().mean().backward()
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+def check_compiled_activations(device="cuda"):
+    """Of torch's modules they are part of the backward call, and of ours, sums or not."""
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+
+    class Ours(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(8, 8, 1), ours.BatchNormAct2d(8)
+            self.groups = ours.GroupNormAct(2, 8)
+
+        def forward(self, x):
+            return self.groups(self.norm(self.conv(x), x))
+
+    torchs = nn.Sequential(
+        nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.GroupNorm(2, 8), nn.SiLU()
+    )
+    x = torch.randn(4, 8, 5, 6, device=device).to(memory_format=torch.channels_last)
+    for model, taken in ((torchs, True), (Ours(), False)):  # a sum is between in the second
+        model.to(device)
+        twin = copy.deepcopy(model)
+        torch.compiler.reset()
+        with ours.enable(compiled=True), config.patch(force_disable_caches=True):
+            run = torch.compile(model, fullgraph=True)
+            _, programs = run_and_get_code(lambda run=run: run(x).square().mean().backward())
+        twin(x).square().mean().backward()
+        for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+        assert "normgrad" not in programs[0]
+        calls = re.findall(r"normgrad\.(\w+)\.default\((.*)\)", programs[1])
+        assert [name for name, _ in calls] == ["group_norm_backward", "batch_norm_backward"]
+        assert "'silu'" in calls[0][1]
+        assert ("'relu'" in calls[1][1]) is taken
 
 
 CHECKS = [one for name, one in sorted(globals().items()) if name.startswith("check_")]

@@ -14,7 +14,6 @@ pytestmark = [
     pytest.mark.usefixtures("by_reference"),
     pytest.mark.filterwarnings("ignore::normgrad.torch.NothingTakenWarning"),
 ]
-captured = pytest.importorskip("normgrad.torch.captured")
 
 CHANNELS, SLOPE = 6, 0.2
 
@@ -52,6 +51,12 @@ class Norms(nn.Module):
         return self.function(self, x)
 
 
+def rewrite(graph):
+    from normgrad.torch.captured import OneNode  # loads inductor
+
+    OneNode()(graph)
+
+
 def operators(graph):
     """Ours in a graph: name and activation."""
     calls = [one for one in graph.nodes if "normgrad" in str(one.target)]
@@ -73,7 +78,7 @@ def as_captured(model, found, **options):
     """The model as a captured program, eager but for our pass; what that made goes to `found`."""
 
     def backend(graph, inputs):
-        captured.OneNode()(graph.graph)
+        rewrite(graph.graph)
         graph.graph.lint()
         graph.recompile()
         found.extend(operators(graph.graph))
@@ -224,7 +229,7 @@ def test_a_pass_of_somebody_else_stays():
     with config.patch(pre_grad_custom_pass=theirs), ours.enable(compiled=True):
         assert config.pre_grad_custom_pass is theirs
     with ours.enable(compiled=True):
-        assert isinstance(config.pre_grad_custom_pass, captured.OneNode)
+        assert config.pre_grad_custom_pass.uuid().startswith("normgrad")
         with ours.enable():
             assert config.pre_grad_custom_pass is None
     assert config.pre_grad_custom_pass is None
@@ -259,5 +264,5 @@ def test_on_a_gpu(strides):
     ):
         graph = on_a_gpu(strides, dtype, seen, wide)
         with ours.enable(compiled=True):
-            captured.OneNode()(graph)
+            rewrite(graph)
         assert operators(graph) == ([("group_norm", "silu")] if taken else [])

@@ -46,8 +46,9 @@ class enable:  # noqa: N801  (used as a function, a decorator and in a with stat
 
     Args:
         backend: "reference", "cpu" or "cuda", which then gets all calls, small ones too.
-        compiled: What ``torch.compile`` makes meanwhile calls our operators too, and goes on doing
-            so; backward passes alone. Imports its compiler, which takes a second.
+        compiled: What ``torch.compile`` makes meanwhile calls our backward passes of batch and
+            group norm, with the activation behind them, and goes on doing so. Imports its compiler,
+            which takes a second.
         forward: Whether forward passes are ours too, or backward passes alone.
         only: The norms to take, of "batch_norm" (instance norm is part of it), "layer_norm",
             "group_norm" and "rms_norm"; by default all.
