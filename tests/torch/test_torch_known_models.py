@@ -99,6 +99,10 @@ def test_fused_as_near_to_float64_as_torch(known, nodes_made, fast_backend):
         assert error <= 2 * theirs + 1e-6, (error, theirs)
     ours.unfuse(example.model)
     assert [type(one) for one in example.model.modules()] == classes
+    found = ours.fuse(ours.convert(example.model))
+    assert (sum(bool(one.node) for one in found), len(found)) == FUSED[name]
+    ours.revert(ours.unfuse(example.model))
+    assert [type(one) for one in example.model.modules()] == classes
 
 
 @pytest.mark.filterwarnings("ignore:enable")
