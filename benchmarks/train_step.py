@@ -15,7 +15,8 @@ On CUDA times are those between two events; besides, the time that kernels ran, 
 step runs a second time as a captured graph, where the host has no part in it: that tells what the
 kernels gain from what Python costs. And a third time, also captured, with the model compiled by
 ``torch.compile``: with ``enable(compiled=True)`` against without. On the CPU the compiled step is
-not captured. ``--convert`` converts our side's model besides, for norms written in Python.
+not captured. ``--convert`` converts our side's model besides, for norms written in Python;
+``--fuse`` fuses it.
 """
 
 import argparse
@@ -61,6 +62,7 @@ class Setting:
     mode: str  # one of MODES
     convert: bool = False
     backend: str | None = None  # which then takes small calls too
+    fuse: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Row:
     difference: float  # of the gradients, relative to their size
     reasons: list[str]
     convert: bool
+    fuse: bool
     torch_gpu_ms: float | None  # that kernels ran
     normgrad_gpu_ms: float | None
     torch_losses: list[float]  # of the first steps
@@ -97,11 +100,12 @@ def settings(
     models: Sequence[str],
     convert: bool = False,
     backend: str | None = None,
+    fuse: bool = False,
 ) -> list[Setting]:
     """Every model; images also channels-last; on CUDA also in bfloat16 autocast."""
     precisions = ("bf16 autocast", "float32") if device == "cuda" else ("float32",)
     return [
-        Setting(model, precision, channels_last, mode, convert, backend)
+        Setting(model, precision, channels_last, mode, convert, backend, fuse)
         for mode in modes
         for model in models
         for precision in precisions
@@ -131,6 +135,8 @@ class Trainer:
             self.x = self.x.contiguous(memory_format=torch.channels_last)
         if ours and setting.convert:
             normgrad.torch.convert(self.model)
+        if ours and setting.fuse:
+            normgrad.torch.fuse(self.model)
         self.run: Callable[[torch.Tensor], torch.Tensor] = self.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=_RATE, momentum=0.9)
 
@@ -325,6 +331,7 @@ def measure(setting: Setting, device: str, rounds: int, size: str, steps: int) -
         difference,
         sorted({row.reason for row in calls if row.reason}),
         setting.convert,
+        setting.fuse,
         busy["torch"],
         busy["normgrad"],
         losses["torch"],
@@ -363,6 +370,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="whose losses are compared")
     parser.add_argument("--backend", help="takes all calls, small ones too")
     parser.add_argument("--convert", action="store_true", help="our side's model besides")
+    parser.add_argument("--fuse", action="store_true", help="our side's model besides")
     parser.add_argument("--json", type=Path, help="write every row to a file")
     args = parser.parse_args()
     if args.threads:
@@ -373,7 +381,7 @@ def main() -> None:
         parser.error("graphs are captured on --device cuda")
     name = torch.cuda.get_device_name() if args.device == "cuda" else environment()["cpu"]
     measured = []
-    asked = settings(args.device, modes, args.models, args.convert, args.backend)
+    asked = settings(args.device, modes, args.models, args.convert, args.backend, args.fuse)
     for setting in terminal.progress(asked, "training"):
         size = args.size or args.device
         measured.append(measure(setting, args.device, args.rounds, size, args.steps))

@@ -40,6 +40,15 @@ def _results(model, example, x, target):
     return [told.detach(), loss.detach(), *grads]
 
 
+def _judged(example):
+    """Data, what is exact for them, and how far torch is from it."""
+    torch.manual_seed(1)
+    x, target = example.data()
+    wide = x.double() if x.is_floating_point() else x
+    exact = _results(copy.deepcopy(example.model).double(), example, wide, target)
+    return x, target, exact, _apart(_results(example.model, example, x, target), exact)
+
+
 def _apart(results, exact):
     """Of all results together, each relative to its size."""
     pairs = [(one.double(), other) for one, other in zip(results, exact, strict=True)]
@@ -52,11 +61,7 @@ def _apart(results, exact):
 @pytest.mark.filterwarnings("ignore:enable")
 def test_as_near_to_float64_as_torch(known, fast_backend, disabled):
     name, example = known
-    torch.manual_seed(1)
-    x, target = example.data()
-    wide = x.double() if x.is_floating_point() else x
-    exact = _results(copy.deepcopy(example.model).double(), example, wide, target)
-    torchs = _apart(_results(example.model, example, x, target), exact)
+    x, target, exact, torchs = _judged(example)
     mine = ours.convert(copy.deepcopy(example.model)) if name in WRITTEN else example.model
     with ours.enable(backend=fast_backend) if name not in WRITTEN else ours.enable():
         got = _results(mine, example, x, target)
@@ -82,11 +87,7 @@ FUSED = {
 
 def test_fused_as_near_to_float64_as_torch(known, nodes_made, fast_backend):
     name, example = known
-    torch.manual_seed(1)
-    x, target = example.data()
-    wide = x.double() if x.is_floating_point() else x
-    exact = _results(copy.deepcopy(example.model).double(), example, wide, target)
-    torchs = _apart(_results(example.model, example, x, target), exact)
+    x, target, exact, torchs = _judged(example)
     classes, text = [type(one) for one in example.model.modules()], repr(example.model)
     state = [*example.model.state_dict()]
     found = ours.fuse(example.model)
@@ -98,6 +99,10 @@ def test_fused_as_near_to_float64_as_torch(known, nodes_made, fast_backend):
     for error, theirs in zip(_apart(got, exact), torchs, strict=True):
         assert error <= 2 * theirs + 1e-6, (error, theirs)
     ours.unfuse(example.model)
+    assert [type(one) for one in example.model.modules()] == classes
+    found = ours.fuse(ours.convert(example.model))
+    assert (sum(bool(one.node) for one in found), len(found)) == FUSED[name]
+    ours.revert(ours.unfuse(example.model))
     assert [type(one) for one in example.model.modules()] == classes
 
 

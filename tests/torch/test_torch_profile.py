@@ -216,13 +216,35 @@ def test_scripts_that_cannot_be_measured(tmp_path, capsys):
     assert "--seconds must be" in capsys.readouterr().err
 
 
-def test_compiled_parts_are_told():
-    class Event:
-        def __init__(self, name, children=()):
-            self.name, self.cpu_children, self.cpu_parent = name, children, None
-            self.self_device_time_total, self.self_cpu_time_total = 0.0, 1000.0
-            self.sequence_nr, self.input_shapes = -1, ()
+class Event:
+    """As the profiler has them, of as many milliseconds."""
 
-    found = shares._summed([Event("Torch-Compiled Region: 0/0", [Event("aten::mm")])])
+    def __init__(self, name, children=(), on_gpu=0.0):
+        self.name, self.cpu_children, self.cpu_parent = name, children, None
+        self.self_device_time_total, self.self_cpu_time_total = 1000 * on_gpu, 1000.0
+        self.sequence_nr, self.input_shapes = -1, ()
+        for one in children:
+            one.cpu_parent = self
+
+
+def test_compiled_parts_are_told():
+    region = Event("Torch-Compiled Region: 0/0", [Event("aten::mm")])
+    found = shares._summed([region, *region.cpu_children])
     assert found.compiled
+    assert found.scaled
     assert found.forward == {"norm": 0, "activation": 0, "sum": 0, "all else": 2.0}
+
+
+def test_where_a_gpu_works_its_time_counts(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    nodes = [Event("aten::batch_norm", [Event("aten::native_batch_norm", on_gpu=3.0)])]
+    name = "autograd::engine::evaluate_function: NativeBatchNormBackward0"
+    nodes.append(Event(name, [Event("aten::native_batch_norm_backward", on_gpu=4.0)]))
+    nodes.append(Event("aten::mm", on_gpu=2.0))
+    found = shares._summed([*nodes, *(one for node in nodes for one in node.cpu_children)])
+    assert found.device == "a GPU"
+    assert not found.scaled
+    assert found.forward == {"norm": 3.0, "activation": 0, "sum": 0, "all else": 2.0}
+    assert found.backward["norm"] == 4.0
+    way = profiling._of_clock("now", [0.01, 0.01, 0.01], found)
+    assert (way.milliseconds, way.spent("norm")) == (10.0, 7.0)

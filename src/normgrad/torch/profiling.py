@@ -296,8 +296,11 @@ class Plan:
         if not spent[NOW].operators:
             return
         times = yield from self._timed(ways)
-        notes = list(_notes(spent[NOW], fused, took, models))
         made = [_of_clock(name, times[name], spent[name]) for name in ways]
+        notes = list(_notes(spent[NOW], fused, took, models))
+        if not spent[NOW].scaled:
+            busy = sum(map(made[0].spent, PARTS))
+            notes.insert(0, f"the GPU works {_number(busy)} ms of a step; else it waits for Python")
         self.found.append(Profile(made, spent[NOW].device, notes))
 
     def _timed(self, ways: Mapping[str, Classes]) -> Generator[None, None, dict[str, list[float]]]:

@@ -76,14 +76,14 @@ def sum_node(norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
 
 def _made(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor] | None:
     form = _known[type(norm)]
-    weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")
+    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     for one in (weight, bias):
-        if one is not None and (one.__class__ is not nn.Parameter or one.device != x.device):
+        if one is not None and (
+            one.__class__ not in (nn.Parameter, Tensor) or one.device != x.device
+        ):
             return None
-    if (weight is None) is not (getattr(norm, "weight", None) is None) or getattr(
-        norm, "_fast_norm", False
-    ):
-        return None  # parametrized; timm's own types under autocast
+    if getattr(norm, "_fast_norm", False):  # timm's own types under autocast
+        return None
     if isinstance(form, str):
         shape = list(norm.normalized_shape)
     else:

@@ -1,6 +1,6 @@
 """``SyncBatchNorm``: batch norm over the batch of all ranks."""
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from normgrad.calls.fused import NEGATIVE_SLOPE, after_norm
 from normgrad.calls.signatures import explained
 from normgrad.core.errors import ArrayTypeError
 from normgrad.core.options import described
-from normgrad.torch.activations import NO_ACTIVATION, After, told
+from normgrad.torch.activations import NO_ACTIVATION, After, activated, told
 from normgrad.torch.forward import check_vectors
 from normgrad.torch.modules import Ours, batch_norm, check_eps
 from normgrad.torch.statistics import Joined
@@ -81,9 +81,20 @@ class SyncBatchNorm(Ours, _BatchNorm):
             msg = "SyncBatchNorm number of input channels should be non-zero"
             raise ValueError(msg)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize by the statistics of all ranks' batches together; activate."""
-        return sync_batch_norm(self, input, self.after)
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, shortcut: Tensor | None = None) -> Tensor:
+            """As ``forward``."""
+            raise NotImplementedError
+
+    def forward(self, input: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        """Normalize by the statistics of all ranks' batches together; add, activate.
+
+        A sum is an operator of its own, and so is what follows it.
+        """
+        if shortcut is None:
+            return sync_batch_norm(self, input, self.after)
+        return activated(sync_batch_norm(self, input) + shortcut, *self.after)
 
     def extra_repr(self) -> str:
         """The arguments."""
