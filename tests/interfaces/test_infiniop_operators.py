@@ -6,6 +6,7 @@ import pytest
 
 import normgrad
 from normgrad import infiniop
+from normgrad.device.host import HostMemory
 from normgrad.infiniop.operators import OPERATORS
 from normgrad.infiniop.table import SHAPES
 
@@ -54,6 +55,20 @@ def compute(operator, arrays, *numbers):
     assert run(desc, workspace, size, *pointers, None) == 0, infiniop.recent_error()
     assert infiniop.infinirtFree(workspace) == 0
     assert getattr(infiniop, f"infiniopDestroy{operator.name}Descriptor")(desc) == 0
+
+
+@EVERY
+def test_the_callers_workspace_is_enough(operator, monkeypatch):
+    arrays = arrays_of(operator)
+    desc = create(operator, arrays)[1]
+    size = getattr(infiniop, f"infiniopGet{operator.name}WorkspaceSize")(desc)[1]
+    workspace = infiniop.infinirtMalloc(size)[1]
+    pointers = [array.ctypes.data for array in arrays.values()]
+    run = getattr(infiniop, f"infiniop{operator.name}")
+    monkeypatch.setattr(HostMemory, "allocate", None)
+    assert run(desc, workspace, size, *pointers, None) == 0, infiniop.recent_error()
+    monkeypatch.undo()
+    assert infiniop.infinirtFree(workspace) == 0
 
 
 def refused(operator, status, words, arrays=None, *numbers, **changes):

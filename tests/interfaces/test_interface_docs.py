@@ -54,14 +54,18 @@ def test_example_prints_the_worked_numbers(name):
     assert done.stdout.splitlines() == PRINTED[name]
 
 
-def test_training_steps_are_pytorchs():
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("aclnn", {}), ("infiniop", {"norms": ("batch_norm",), "eps": 1e-12})],
+)
+def test_training_steps_are_pytorchs(name, options):
     pytest.importorskip("torch", reason="there is no torch to compare with")
-    path = ROOT / "examples" / "aclnn_training_step.py"
+    path = ROOT / "examples" / f"{name}_training_step.py"
     done = subprocess.run(
         [sys.executable, path], capture_output=True, text=True, env=ENVIRONMENT, check=False
     )
     assert done.returncode == 0, done.stderr
-    trained.compare(done.stdout, trained.expected())
+    trained.compare(done.stdout, trained.expected(**options))
 
 
 def test_the_page_lists_every_status():

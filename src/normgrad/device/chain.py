@@ -39,11 +39,6 @@ class ChainLaunch(NamedTuple):
     steps: tuple[_Bound, ...]
     copies: tuple[tuple[int, int, TensorSpec, TensorSpec], ...]  # offset, address, from, to
 
-    @property
-    def moves(self) -> Sequence[object]:
-        """It is no work of one plan."""
-        return self.steps
-
     def plans(self) -> Sequence[Part]:
         """All of them, where nothing must be copied besides."""
         found = [one for step in self.steps for one in step.launch.plans()]

@@ -87,10 +87,6 @@ class Bound(Protocol):
     def plans(self) -> Sequence[Part]:
         """The plans that are all the work, in order; none where there is more."""
 
-    @property
-    def moves(self) -> Sequence[object]:
-        """What is done besides the work of one plan."""
-
     def at(self, addresses: tuple[int | None, ...]) -> "Bound":
         """The same over other memory."""
         ...

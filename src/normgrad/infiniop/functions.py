@@ -250,7 +250,7 @@ def _compute(
     except ArgumentError as error:
         fail(BAD_PARAM, error.render(found.operator.names))
     memory = devices.memory_of(where)
-    if not launch.moves:
+    if launch.workspace_bytes <= found.workspace_bytes:
         launch.run(memory, scratch or None, number)
         return SUCCESS
     # A result lies over an operand: the caller's workspace has no room for the detour.
