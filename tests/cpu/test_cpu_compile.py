@@ -109,7 +109,7 @@ def test_a_kernel_computes_what_python_does_and_is_made_once(monkeypatch):
     monkeypatch.setattr(codegen.JITCodeLibrary, "_optimize_final_module", counted)
     monkeypatch.setattr(jit, "cache_folder", lambda: None)
     kernel = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(
-        jit.compiled(jit.ATTEND_SIGNATURE, task).address
+        jit.compiled(jit.HELPER_LOOP_SIGNATURE, task).address
     )
     # Parts are in it, and on their own no machine code is made of them.
     assert [name for name in made if name in ("task", "part", "beside")] == ["task"]
@@ -126,7 +126,7 @@ def test_the_collector_is_as_it_was_after_compiling(monkeypatch):
             wanted()
             was = gc.isenabled()
             with pytest.raises(errors.NumbaError):
-                jit.compiled(jit.ATTEND_SIGNATURE, lambda address: address.unknown)
+                jit.compiled(jit.HELPER_LOOP_SIGNATURE, lambda address: address.unknown)
             assert gc.isenabled() == was
     finally:
         (gc.enable if before else gc.disable)()
