@@ -63,11 +63,12 @@ def sum_node(norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
         and x.__class__ is Tensor
         and residual.__class__ is Tensor
         and x.shape == residual.shape
-        and x.dtype is residual.dtype
         and x.device == residual.device
         and unhooked(norm)
     ):
-        made = _made(norm, x, residual)
+        wide, made = torch.promote_types(x.dtype, residual.dtype), None
+        if wide.is_floating_point:  # as torch adds: under autocast a residual may be the wider
+            made = _made(norm, x.to(wide), residual.to(wide))
         if made is not None:
             return made
     total = x + residual
