@@ -148,6 +148,16 @@ def write_some(address: Any, element: Any) -> None:
         _ring[at : at + len(one)] = one
 
 
+def write_vector(address: Any, values: Any, VECTOR: Any, BEHIND: Any = 0) -> None:
+    """Vectors to the ring."""
+    each, behind = (int(getattr(one, "value", one)) for one in (VECTOR, BEHIND))
+    data = np.ascontiguousarray(_array(values))
+    rows = data.view(np.uint8).reshape(-1, each * data.itemsize)
+    places = np.ascontiguousarray(_array(address, data.shape)).reshape(-1, each)
+    assert (places == places[:, :1]).all(), "neighbours with different addresses"
+    _ring[places[:, :1] + behind + np.arange(rows.shape[1])] = rows
+
+
 def read(address: Any, like: Any, VECTOR: Any, BEHIND: Any = 0) -> Any:
     """Elements of the ring."""
     return _read(address + BEHIND, like.dtype.element_ty, int(getattr(VECTOR, "value", VECTOR)))

@@ -14,6 +14,10 @@ Sums go round in one step. Each block publishes a word for each of its bins: a c
 of columns with gamma inside. Everybody adds up the words of its own bins, part by part in order.
 Where everybody would read too many words, there are two steps: each block adds up all parts of
 TOTALS_COLUMNS and publishes the totals, and everybody reads those.
+
+A shortcut that is added before the activation comes when y is written, through a ring of its own:
+its first tiles during the wait. What a mask lets through of dy takes the place of dy on chip when
+it is added up; it is written, as the gradient of the shortcut, together with dx. Four trips.
 """
 
 import triton.language as tl
@@ -28,12 +32,15 @@ from normgrad.backends.cuda.pieces.column_exchange import (
 from normgrad.backends.cuda.pieces.column_tiles import (
     add_moments,
     add_tile,
+    ask_tile,
     base_of,
     before_of,
+    bits_of,
     centre_of,
     copy_tile,
     either,
     fetch_tiles,
+    load_bits,
     of_image,
     strip_of,
     write_tile,
@@ -48,8 +55,9 @@ from normgrad.backends.cuda.pieces.common import (
 )
 from normgrad.backends.cuda.pieces.gluon import gl, jit
 from normgrad.backends.cuda.pieces.joins import join_groups
+from normgrad.backends.cuda.pieces.mask_bits import through_bits
 from normgrad.backends.cuda.pieces.moments import merged, parts_of
-from normgrad.backends.cuda.pieces.own_copies import commit, own_places, take_own, wait
+from normgrad.backends.cuda.pieces.own_copies import commit, own_places, put_own, take_own, wait
 
 
 @jit
@@ -68,6 +76,8 @@ def column_slabs(
     new_mean,  # and after
     new_variance,
     momentum,
+    shortcut,  # what is added before the activation, or where its gradient goes; or None
+    bits,  # where ReLU is open: written or, of gradients, read; or None
     partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
     sum_words,  # [slabs, parts, SPANS, bins]; one part more with TOTALS_COLUMNS: the totals
     previous_words,  # words of the call before, to be cleared for the next
@@ -96,6 +106,7 @@ def column_slabs(
     CHUNKS: tl.constexpr,  # tiles of a block's share: at most DEPTH + REGISTER_TILES
     DEPTH: tl.constexpr,  # tiles that there is room for in shared memory
     REGISTER_TILES: tl.constexpr,  # tiles that move on to registers
+    BESIDE: tl.constexpr,  # tiles of the shortcut that there is room for: not fewer
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BINS: tl.constexpr,  # of a block, up to a power of two
@@ -146,9 +157,23 @@ def column_slabs(
     local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
     cols = gl.arange(0, COLS, by_col)
     part = (slabs, split, width, channels, start, first, limit, apart, outer_step, row_step)
+    ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     data = (x, dy) + own_places(
-        x, dy, slabs * 0, tile, DEPTH, VECTOR, ROWS, COLS, ALIGN, LANES, WARPS_DOWN, WARPS
-    )
+        x, dy, slabs * 0, tile, DEPTH, VECTOR, ROWS, COLS, ALIGN, LANES, WARPS_DOWN, WARPS,
+        BESIDE * ROWS * COLS * ITEM,
+    )  # fmt: skip
+    if BESIDE:
+        base = data[2] + DEPTH * ROWS * COLS * ITEM
+        besides = (shortcut, None, base, data[3], data[4], data[5], data[6])
+    dshortcut = None if FORMULA.forward else shortcut
+    read_bits = None
+    written_bits = None
+    if bits is not None:
+        mask = bits_of(bits, first, channels * ALIGN, tile, ROWS, COLS)
+        if FORMULA.forward:
+            written_bits = mask
+        else:
+            read_bits = mask
     sizes = (parts, bins, images, channels * ALIGN)
     FEW: tl.constexpr = (
         CHUNKS - REGISTER_TILES <= 5
@@ -159,7 +184,9 @@ def column_slabs(
     unknown = parts >> 30  # 0
     for ahead in (gl.static_range if FEW else tl.range)(0, DEPTH):
         early = strip_of(first_slab + ahead // CHUNKS * teams, part, ALIGN)
-        copy_tile(data, ahead, early, ahead % CHUNKS, row_step, ROWS, COLS, ALIGN)
+        copy_tile(
+            data, ahead, early, ahead % CHUNKS, row_step, ROWS, COLS, ALIGN, mask=read_bits
+        )  # fmt: skip
     await_step_before(EARLY)  # it cleared the words
     thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
     turn = slabs * 0
@@ -191,26 +218,37 @@ def column_slabs(
         if FORMULA.forward:
             met = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))[:, None]
             found = (met, sum_d, sum_d, sum_d)
+        if read_bits is not None:
+            coming = load_bits(read_bits, strip, 0)
         # Each tile commits one group, so that the number to wait for is always the same.
         for chunk in gl.static_range(REGISTER_TILES):
+            if read_bits is not None:
+                byte, coming = coming, load_bits(read_bits, strip, chunk + 1)
             wait(slab, DEPTH - 1)
             slot = (turn + chunk) % DEPTH
             values = take_own(data, slot, VECTOR, ROWS * COLS)
+            if read_bits is not None:
+                values = (through_bits(values[0], byte, tile, ROWS, COLS), values[1])
             held = held + (values,)
             later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
             number = (chunk + DEPTH) % CHUNKS
             if REQUEST_AFTER_PUBLISH and chunk + DEPTH >= CHUNKS:
                 commit(slab)
             else:
-                copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, TOGETHER)
+                copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, TOGETHER, read_bits)
             if FORMULA.forward:
                 found = add_moments(found, values, strip, chunk, local, FORMULA)
             else:
                 sum_d, sum_dt = add_tile(sum_d, sum_dt, values, centre, before, FORMULA)
         for chunk in (gl.static_range if FEW else tl.range)(REGISTER_TILES, CHUNKS):
+            if read_bits is not None:
+                byte, coming = coming, load_bits(read_bits, strip, chunk + 1)
             wait(slab, DEPTH - 1)
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             values = take_own(data, slot, VECTOR, ROWS * COLS)
+            if read_bits is not None:
+                values = (through_bits(values[0], byte, tile, ROWS, COLS), values[1])
+                put_own(data, slot, values[0], VECTOR, ROWS * COLS)
             if FORMULA.forward:
                 found = add_moments(found, values, strip, chunk, local, FORMULA)
             else:
@@ -240,7 +278,13 @@ def column_slabs(
         later = strip_of(slab + teams, now, ALIGN)
         for number in tl.range(0, REGISTER_TILES + DEPTH - CHUNKS if REQUEST_AFTER_PUBLISH else 0):
             slot = (turn + number + CHUNKS) % DEPTH
-            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN)
+            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, mask=read_bits)
+        if BESIDE:
+            mine = strip_of(slab, now, ALIGN)
+            for visit in gl.static_range(BESIDE):  # in the order in which they are written
+                number = (REGISTER_TILES + visit) % CHUNKS
+                ask_tile(besides, visit, mine, number, step, ROWS, COLS, ALIGN)
+                commit(slab)
         if L2_TILES:  # what follows is made anew: 16 bytes of spills less in float32
             fetch_tiles(x, dy, later, thread, step, L2_TILES, ROWS, COLS, ALIGN, 32 * WARPS)
             _, columns, _, image, left, _ = strip_of(opaque_copy(slab + turn * 0), now, ALIGN)
@@ -268,6 +312,14 @@ def column_slabs(
         ):  # these make room
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             tile_dy, tile_x = take_own(data, slot, VECTOR, ROWS * COLS)
+            beside = tile_dy if dshortcut is not None else None
+            if BESIDE:
+                wait(slab, BESIDE - 1)
+                place = (chunk - REGISTER_TILES) % BESIDE
+                beside = take_own(besides, place, VECTOR, ROWS * COLS)[1]
+                if chunk - REGISTER_TILES + BESIDE < CHUNKS:
+                    number = (chunk + BESIDE) % CHUNKS
+                    ask_tile(besides, place, strip, number, step, ROWS, COLS, ALIGN)
             if VECTOR == 4:  # float32 spills 16 bytes otherwise
                 later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
             elif NEAR == FAR:
@@ -275,17 +327,28 @@ def column_slabs(
             else:
                 later = either(chunk + DEPTH < FAR * CHUNKS + turn * 0, near, far)
             number = (chunk + DEPTH) % CHUNKS
-            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN)
+            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, mask=read_bits)
             if WRITES:
                 wide = (widen(tile_dy), widen(tile_x))
-                write_tile(dx, wide, factors, strip, chunk, step, local, cols, FORMULA, ROWS, ALIGN)
+                write_tile(
+                    dx, wide, factors, strip, chunk, step, local, cols, FORMULA, ROWS, ALIGN,
+                    beside, written_bits, dshortcut, tile,
+                )  # fmt: skip
         for chunk in gl.static_range(REGISTER_TILES):
+            beside = held[chunk][0] if dshortcut is not None else None
+            if BESIDE:
+                wait(slab, BESIDE - 1 - chunk)
+                place = (CHUNKS - REGISTER_TILES + chunk) % BESIDE
+                beside = take_own(besides, place, VECTOR, ROWS * COLS)[1]
             if WRITES:
                 wide = (
                     rewiden_opaquely(held[chunk][0], unknown),
                     rewiden_opaquely(held[chunk][1], unknown),
                 )
-                write_tile(dx, wide, factors, strip, chunk, step, local, cols, FORMULA, ROWS, ALIGN)
+                write_tile(
+                    dx, wide, factors, strip, chunk, step, local, cols, FORMULA, ROWS, ALIGN,
+                    beside, written_bits, dshortcut, tile,
+                )  # fmt: skip
         turn = (turn + CHUNKS) % DEPTH
     wait(slabs, 0)
     clear_previous(previous_words, previous_count, thread, 32 * WARPS)
