@@ -56,15 +56,12 @@ def copy_tile(
     COLS: tl.constexpr,
     ALIGN: tl.constexpr,
     TOGETHER: tl.constexpr = False,
-    mask=None,  # whose bytes the L2 cache is to fetch
 ):
     """Ask for a tile, all warps TOGETHER or each for itself, as one group."""
     if TOGETHER:
         tl.debug_barrier()
     ask_tile(data, slot, strip, number, row_step, ROWS, COLS, ALIGN)
     commit(data[2])
-    if mask is not None:
-        fetch_bits(mask, strip, number)
 
 
 @jit
@@ -87,9 +84,8 @@ def ask_tile(
 
 
 @jit
-def bits_of(bits, first, channels, tile: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def bits_of(bits, first, row_bytes, tile: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     """A mask's bytes from a block's first row on, those of a row; rows and bytes of a tile."""
-    row_bytes = tl.cdiv(channels, 8)
     local = gl.arange(0, ROWS, gl.SliceLayout(1, bytes_of(tile)))
     places = gl.arange(0, COLS // 8, gl.SliceLayout(0, bytes_of(tile)))
     return bits + first.to(tl.int64) * row_bytes, row_bytes, local, places
@@ -107,10 +103,17 @@ def _bytes_at(mask, strip, number):
 
 
 @jit
-def fetch_bits(mask, strip, number):
-    """Have the L2 cache fetch the bytes of a tile."""
-    at, there = _bytes_at(mask, strip, number)
-    fetch_one(at, there)
+def fetch_bits(
+    bits, first, row_bytes, strip, thread, TILES: tl.constexpr, ROWS: tl.constexpr,
+    THREADS: tl.constexpr,
+):  # fmt: skip
+    """Have the L2 cache fetch the bytes of all tiles: a thread asks for those of a row."""
+    _, _, limit, _, left, apart = strip
+    for start in tl.range(0, TILES * ROWS, THREADS):
+        line = start + thread
+        row = line // ROWS * apart + line % ROWS
+        there = (line < TILES * ROWS) & (row < limit)
+        fetch_one(bits + (left // 8 + (first + row).to(tl.int64) * row_bytes), there)
 
 
 @jit
@@ -238,6 +241,9 @@ def write_tile(
 ):  # fmt: skip
     """Dx of one tile, and what goes ``beside`` it to dshortcut; y, of what lies beside x."""
     dy_factor, centre, x_factor, constant, before = factors
+    if dshortcut is not None:
+        origin, at, mask = tile_at(strip, number, row_step, local, cols, ROWS, ALIGN)
+        gl.store(dshortcut + origin + at, beside, mask=mask)
     if FORMULA.forward:
         t = FORMULA.centred(values[1], x_factor)
         if beside is None:
@@ -252,8 +258,6 @@ def write_tile(
     origin, at, mask = tile_at(strip, number, row_step, local, cols, ROWS, ALIGN)
     result = result.to(dx.dtype.element_ty)
     gl.store(dx + origin + at, result, mask=mask)
-    if dshortcut is not None:
-        gl.store(dshortcut + origin + at, beside, mask=mask)
     if mask_of is not None:
         store_bits(mask_of, result, strip, number, mask, tile, cols.shape[0])
 

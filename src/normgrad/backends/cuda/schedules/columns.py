@@ -39,6 +39,7 @@ from normgrad.backends.cuda.pieces.column_tiles import (
     centre_of,
     copy_tile,
     either,
+    fetch_bits,
     fetch_tiles,
     load_bits,
     of_image,
@@ -166,14 +167,11 @@ def column_slabs(
         base = data[2] + DEPTH * ROWS * COLS * ITEM
         besides = (shortcut, None, base, data[3], data[4], data[5], data[6])
     dshortcut = None if FORMULA.forward else shortcut
-    read_bits = None
+    row_bytes = tl.cdiv(channels * ALIGN, 8)  # of the mask
     written_bits = None
-    if bits is not None:
-        mask = bits_of(bits, first, channels * ALIGN, tile, ROWS, COLS)
-        if FORMULA.forward:
-            written_bits = mask
-        else:
-            read_bits = mask
+    if bits is not None and FORMULA.forward:
+        written_bits = bits_of(bits, first, row_bytes, tile, ROWS, COLS)
+    MASKED: tl.constexpr = bits is not None and not FORMULA.forward
     sizes = (parts, bins, images, channels * ALIGN)
     FEW: tl.constexpr = (
         CHUNKS - REGISTER_TILES <= 5
@@ -184,11 +182,12 @@ def column_slabs(
     unknown = parts >> 30  # 0
     for ahead in (gl.static_range if FEW else tl.range)(0, DEPTH):
         early = strip_of(first_slab + ahead // CHUNKS * teams, part, ALIGN)
-        copy_tile(
-            data, ahead, early, ahead % CHUNKS, row_step, ROWS, COLS, ALIGN, mask=read_bits
-        )  # fmt: skip
+        copy_tile(data, ahead, early, ahead % CHUNKS, row_step, ROWS, COLS, ALIGN)
     await_step_before(EARLY)  # it cleared the words
     thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    if MASKED:
+        early = strip_of(first_slab, part, ALIGN)
+        fetch_bits(bits, first, row_bytes, early, thread, CHUNKS, ROWS, 32 * WARPS)
     turn = slabs * 0
     for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
         strip = strip_of(slab, part, ALIGN)
@@ -218,36 +217,36 @@ def column_slabs(
         if FORMULA.forward:
             met = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))[:, None]
             found = (met, sum_d, sum_d, sum_d)
-        if read_bits is not None:
-            coming = load_bits(read_bits, strip, 0)
+        if MASKED:
+            mine = strip_of(slab, now, ALIGN)
+            mask = bits_of(bits, opaque_copy(first), row_bytes, tile, ROWS, COLS)
+            coming = load_bits(mask, mine, 0)
         # Each tile commits one group, so that the number to wait for is always the same.
         for chunk in gl.static_range(REGISTER_TILES):
-            if read_bits is not None:
-                byte, coming = coming, load_bits(read_bits, strip, chunk + 1)
             wait(slab, DEPTH - 1)
             slot = (turn + chunk) % DEPTH
             values = take_own(data, slot, VECTOR, ROWS * COLS)
-            if read_bits is not None:
-                values = (through_bits(values[0], byte, tile, ROWS, COLS), values[1])
+            if MASKED:
+                values = (through_bits(values[0], coming, tile, ROWS, COLS), values[1])
+                coming = load_bits(mask, mine, chunk + 1)
             held = held + (values,)
             later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
             number = (chunk + DEPTH) % CHUNKS
             if REQUEST_AFTER_PUBLISH and chunk + DEPTH >= CHUNKS:
                 commit(slab)
             else:
-                copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, TOGETHER, read_bits)
+                copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, TOGETHER)
             if FORMULA.forward:
                 found = add_moments(found, values, strip, chunk, local, FORMULA)
             else:
                 sum_d, sum_dt = add_tile(sum_d, sum_dt, values, centre, before, FORMULA)
         for chunk in (gl.static_range if FEW else tl.range)(REGISTER_TILES, CHUNKS):
-            if read_bits is not None:
-                byte, coming = coming, load_bits(read_bits, strip, chunk + 1)
             wait(slab, DEPTH - 1)
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             values = take_own(data, slot, VECTOR, ROWS * COLS)
-            if read_bits is not None:
-                values = (through_bits(values[0], byte, tile, ROWS, COLS), values[1])
+            if MASKED:
+                values = (through_bits(values[0], coming, tile, ROWS, COLS), values[1])
+                coming = load_bits(mask, mine, chunk + 1)
                 put_own(data, slot, values[0], VECTOR, ROWS * COLS)
             if FORMULA.forward:
                 found = add_moments(found, values, strip, chunk, local, FORMULA)
@@ -278,7 +277,9 @@ def column_slabs(
         later = strip_of(slab + teams, now, ALIGN)
         for number in tl.range(0, REGISTER_TILES + DEPTH - CHUNKS if REQUEST_AFTER_PUBLISH else 0):
             slot = (turn + number + CHUNKS) % DEPTH
-            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, mask=read_bits)
+            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN)
+        if MASKED:
+            fetch_bits(bits, first, row_bytes, later, thread, CHUNKS, ROWS, 32 * WARPS)
         if BESIDE:
             mine = strip_of(slab, now, ALIGN)
             for visit in gl.static_range(BESIDE):  # in the order in which they are written
@@ -327,7 +328,7 @@ def column_slabs(
             else:
                 later = either(chunk + DEPTH < FAR * CHUNKS + turn * 0, near, far)
             number = (chunk + DEPTH) % CHUNKS
-            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN, mask=read_bits)
+            copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN)
             if WRITES:
                 wide = (widen(tile_dy), widen(tile_x))
                 write_tile(
