@@ -300,6 +300,9 @@ def column_slabs(
         if JOINS_AT_END:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there
                 count_arrival(sum_words + arrivals)
+        if MASKED and TOTALS_COLUMNS > 0 and VECTOR == 4:  # kept, it is spilled: 8 to 40 bytes
+            again = strip_of(opaque_copy(slab + turn * 0), part, ALIGN)
+            centre = centre_of(mean, again, channels * ALIGN, cols, GROUP, GROUP_SIZE)
         factors = (dy_factor, centre, x_factor, constant, before)
         step = opaque_copy(row_step)
         turns = opaque_copy(apart)
