@@ -203,7 +203,7 @@ for dtype in (torch.float32, torch.float16):
 }
 
 
-@pytest.mark.slow(40)
+@pytest.mark.slow(60)
 @pytest.mark.parametrize("types", list(SHAPES))
 def test_columns_with_a_shortcut(types):
     program = COLUMNS.replace("SHAPES\n", SHAPES[types])
