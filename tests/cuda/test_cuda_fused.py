@@ -4,12 +4,14 @@ The judge has their named cases (`test_cuda_interpreter`). Here: that both passe
 of what an activation gets, over all numbers of 16 bits; and what compiled kernels take.
 """
 
+import math
 from dataclasses import replace
 
 import pytest
 from cuda_plans import KNOWN, kernels, launches, resident_blocks
 from interpreted import interpreted
 
+from normgrad.backends.cuda.plan.tuned import columns as tuned
 from normgrad.bench.suites import rows
 from normgrad.cli.plan import program_of, spec_of
 from normgrad.core.spec import Op, TensorSpec
@@ -129,6 +131,36 @@ def test_what_a_shortcut_takes():
     assert dict(first.arguments)["x"].role == "x"
 
 
+def with_shortcut(op, shape, dtype="bfloat16"):
+    """A request in channels last, with ReLU's mask."""
+    samples, channels, *sizes = map(int, shape.split("x"))
+    mask = TensorSpec.contiguous((samples * math.prod(sizes), -(-channels // 8)), "uint8")
+    given = {"beta": None, "dshortcut": "x"} if "backward" in op else {"shortcut": "x"}
+    return fused(op, shape, dtype, "channels-last", activation="relu", mask=mask, **given)
+
+
+def test_what_a_shortcut_takes_in_channels_last():
+    for op, kind in (
+        ("batch_norm", "shortcut"),
+        ("batch_norm_backward", "shortcut's gradient"),
+    ):
+        program = with_shortcut(op, "64x256x56x56")
+        assert program.strategy == f"resident columns with a {kind}"
+        assert kernels(program) == ["clear_words", "column_slabs"]
+        given = dict(launches(program)[-1].arguments)
+        assert given["shortcut"].role == ("shortcut" if op == "batch_norm" else "dshortcut")
+        assert given["bits"].role == "mask"
+        assert program.workspace_bytes < 1 << 20
+    # When a held tile is written, nothing of the shortcut is asked for any more.
+    assert all(block.held <= block.beside for block in tuned.OF_ONE_TENSOR_AND_SHORTCUT)
+    # What does not fit: forward two passes, backward a pass of its own.
+    for op, strategy in (
+        ("batch_norm", "two passes (columns)"),
+        ("batch_norm_backward", "a shortcut's gradient, two passes (columns)"),
+    ):
+        assert with_shortcut(op, "512x64x112x112").strategy == strategy
+
+
 def test_what_a_residual_takes():
     for op, given in (
         ("layer_norm", {"residual": "x", "sum": "x"}),
@@ -166,7 +198,32 @@ def test_activations_spill_nothing(request_, tmp_path):
     if test.launch.interpreting():
         pytest.skip("the interpreter compiles nothing")
     *words, name = request_
-    for step in launches(fused(*words, activation=name)):
+    spills_nothing(test, fused(*words, activation=name), tmp_path)
+
+
+# Each kind of block, one step or two, held tiles or none, in float32 and 16 bits.
+SHORTCUTS = [
+    (op, shape, dtype)
+    for op in ("batch_norm", "batch_norm_backward")
+    for dtype in ("bfloat16", "float32")
+    for shape in ("64x256x56x56", "64x512x28x28", "256x2048x7x7", "64x2048x7x7", "64x1024x14x14")
+]
+
+
+@pytest.mark.slow(3)
+@pytest.mark.parametrize("request_", SHORTCUTS, ids=" ".join)
+def test_shortcuts_spill_nothing(request_, tmp_path):
+    test = pytest.importorskip("test_cuda_compile")
+    if test.launch.interpreting():
+        pytest.skip("the interpreter compiles nothing")
+    program = with_shortcut(*request_)
+    assert "resident columns with a shortcut" in program.strategy
+    spills_nothing(test, program, tmp_path)
+
+
+def spills_nothing(test, program, tmp_path):
+    """And blocks that wait for each other fit on an H200."""
+    for step in launches(program):
         made = test.launch.compile_step(step, 90)
         path = tmp_path / "kernel.cubin"
         path.write_bytes(made.asm["cubin"])

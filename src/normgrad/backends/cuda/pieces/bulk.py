@@ -232,6 +232,36 @@ def read(address, like, VECTOR: tl.constexpr, BEHIND: tl.constexpr = 0):
     )
 
 
+@triton.constexpr_function
+def _writing(count, item, behind):
+    """PTX that stores a vector; its outputs are bytes that nobody wants: there must be some."""
+    words, outs = count * item // 4, count // 4
+    values = ", ".join(f"${outs + count + word}" for word in range(words))
+    width = f"v{words}.b32" if words > 1 else "b32"
+    lines = [f"mov.b32 ${out}, 0;" for out in range(outs)]
+    lines.append(f"st.shared.{width} [${outs} + {behind}], {{{values}}};")
+    return " ".join(lines)
+
+
+@triton.constexpr_function
+def _written(count, item):
+    return ",".join(["=&r"] * (count // 4) + ["r"] * (count + count * item // 4))
+
+
+@triton.jit
+def write_vector(address, values, VECTOR: tl.constexpr, BEHIND: tl.constexpr = 0):
+    """Elements to the ring, as `read` has them from it."""
+    ITEM: tl.constexpr = values.dtype.primitive_bitwidth // 8
+    tl.inline_asm_elementwise(
+        _writing(VECTOR, ITEM, BEHIND),
+        _written(VECTOR, ITEM),
+        [address, values],
+        dtype=tl.int8,
+        is_pure=False,
+        pack=VECTOR,
+    )
+
+
 @triton.jit
 def read_number(address):
     """The float32 number at each address."""
@@ -246,7 +276,7 @@ if INTERPRETED:
     await_turn, read, ring_at = bulk_stand_in.await_turn, bulk_stand_in.read, bulk_stand_in.ring_at
     copy_runs, write = bulk_stand_in.copy_runs, bulk_stand_in.write
     copy_run = bulk_stand_in.copy_run
-    write_some = bulk_stand_in.write_some
+    write_some, write_vector = bulk_stand_in.write_some, bulk_stand_in.write_vector
     read_number = bulk_stand_in.read_number
     keep_last, start_barriers = bulk_stand_in.keep_last, bulk_stand_in.start_barriers
     clear_place, is_warp = bulk_stand_in.clear_place, bulk_stand_in.is_warp

@@ -1,10 +1,12 @@
-"""Copies in PTX, in Triton's interpreter: bytes of host memory, copied as soon as asked for.
+"""Copies in PTX, in Triton's interpreter: bytes of host memory.
 
 Blocks run one after another, so one ring is enough. It starts as NaN: what is read without having
-been copied shows. A copy to what was read must come after `all_read`.
+been copied shows. A bulk copy is done as soon as it is asked for, and must come after `all_read`.
+A thread's own copies are NaN from then on until they are waited for.
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import triton.language as tl
 _MOST = 1 << 18  # bytes of a ring
 _ring = np.empty(_MOST, np.uint8)
 _reading = np.zeros(_MOST, bool)  # bytes that were read since all were said to have been
+_groups: list[list[Callable[[], None]]] = [[]]  # own copies that nobody has waited for yet
 
 
 def _array(value: Any, shape: tuple[int, ...] = ()) -> Any:
@@ -35,6 +38,7 @@ def start_ring(base: Any) -> None:
     """A block starts."""
     _ring.fill(0xFF)
     _reading.fill(False)
+    _groups[:] = [[]]
 
 
 def start_barriers(base: Any, COUNT: Any) -> None:
@@ -111,25 +115,33 @@ def _copy_own(places: Any, pointers: Any, mask: Any, each: int) -> None:
     assert not (places % count).any(), "a copy to what is no multiple of its size"
     assert (places >= 0).all()
     assert (places <= _MOST - count).all()
-    there = _array(mask, places.shape) != 0
-    inside = np.arange(count)
-    _ring[places[~there][:, None] + inside] = 0
+    there = np.copy(_array(mask, places.shape) != 0)
+    to = places[..., None] + np.arange(count)
     sources = _array(pointers, places.shape)[there].astype(np.int64)
-    if not sources.size:
-        return
     assert not (sources % count).any(), "a copy of what is no multiple of its size"
-    low, high = int(sources.min()), int(sources.max()) + count
-    memory: Any = (ctypes.c_uint8 * (high - low)).from_address(low)
-    values = np.frombuffer(memory, np.uint8)[(sources - low)[:, None] + inside]
-    _ring[places[there][:, None] + inside] = values
+    _ring[to] = 0xFF
+
+    def done() -> None:
+        _ring[to[~there]] = 0
+        if sources.size:
+            low, high = int(sources.min()), int(sources.max()) + count
+            memory: Any = (ctypes.c_uint8 * (high - low)).from_address(low)
+            at = (sources - low)[:, None] + np.arange(count)
+            _ring[to[there]] = np.frombuffer(memory, np.uint8)[at]
+
+    _groups[-1].append(done)
 
 
 def commit(like: Any) -> None:
-    """Everything is there already."""
+    """A group ends."""
+    _groups.append([])
 
 
 def wait(like: Any, OUTSTANDING: Any) -> None:
-    """Everything is there already."""
+    """All groups come but for the last so many."""
+    while len(_groups) > 1 + int(getattr(OUTSTANDING, "value", OUTSTANDING)):
+        for copy in _groups.pop(0):
+            copy()
 
 
 def write(address: Any, number: Any) -> None:
@@ -146,6 +158,16 @@ def write_some(address: Any, element: Any) -> None:
     for at, one in zip(places[there], bits[there], strict=True):
         assert not _reading[at : at + len(one)].any(), "others may not have read it yet"
         _ring[at : at + len(one)] = one
+
+
+def write_vector(address: Any, values: Any, VECTOR: Any, BEHIND: Any = 0) -> None:
+    """Vectors to the ring."""
+    each, behind = (int(getattr(one, "value", one)) for one in (VECTOR, BEHIND))
+    data = np.ascontiguousarray(_array(values))
+    rows = data.view(np.uint8).reshape(-1, each * data.itemsize)
+    places = np.ascontiguousarray(_array(address, data.shape)).reshape(-1, each)
+    assert (places == places[:, :1]).all(), "neighbours with different addresses"
+    _ring[places[:, :1] + behind + np.arange(rows.shape[1])] = rows
 
 
 def read(address: Any, like: Any, VECTOR: Any, BEHIND: Any = 0) -> Any:

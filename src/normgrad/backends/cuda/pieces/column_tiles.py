@@ -6,8 +6,9 @@ import triton.language as tl
 from normgrad.backends.cuda.activations import output, through
 from normgrad.backends.cuda.pieces.common import load_or, load_rstd, sum_pairs, widen
 from normgrad.backends.cuda.pieces.gluon import gl, jit
+from normgrad.backends.cuda.pieces.mask_bits import bytes_of, packed
 from normgrad.backends.cuda.pieces.moments import add_elements
-from normgrad.backends.cuda.pieces.own_copies import copy_own, fetch_both
+from normgrad.backends.cuda.pieces.own_copies import ask_own, commit, fetch_both, fetch_one
 
 
 @jit
@@ -56,14 +57,78 @@ def copy_tile(
     ALIGN: tl.constexpr,
     TOGETHER: tl.constexpr = False,
 ):
-    """Ask for a tile, all warps TOGETHER or each for itself."""
-    x, dy, _, local, cols, _, _ = data
-    origin, at, mask = tile_at(strip, number, row_step, local, cols, ROWS, ALIGN)
+    """Ask for a tile, all warps TOGETHER or each for itself, as one group."""
     if TOGETHER:
         tl.debug_barrier()
+    ask_tile(data, slot, strip, number, row_step, ROWS, COLS, ALIGN)
+    commit(data[2])
+
+
+@jit
+def ask_tile(
+    data,
+    slot,
+    strip,
+    number,
+    row_step,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """The same in the group to come."""
+    x, dy, _, local, cols, _, _ = data
+    origin, at, mask = tile_at(strip, number, row_step, local, cols, ROWS, ALIGN)
     from_x = x + origin + at
     from_dy = None if dy is None else dy + origin + at
-    copy_own(data, slot, from_x, from_dy, mask, ROWS * COLS, ALIGN)
+    ask_own(data, slot, from_x, from_dy, mask, ROWS * COLS, ALIGN)
+
+
+@jit
+def bits_of(bits, first, row_bytes, tile: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """A mask's bytes from a block's first row on, those of a row; rows and bytes of a tile."""
+    local = gl.arange(0, ROWS, gl.SliceLayout(1, bytes_of(tile)))
+    places = gl.arange(0, COLS // 8, gl.SliceLayout(0, bytes_of(tile)))
+    return bits + first.to(tl.int64) * row_bytes, row_bytes, local, places
+
+
+@jit
+def _bytes_at(mask, strip, number):
+    """The bytes of a tile, and which there are."""
+    start, row_bytes, local, places = mask
+    _, columns, limit, _, left, apart = strip
+    row = number * apart
+    start += left // 8 + row.to(tl.int64) * row_bytes
+    there = (row + local < limit)[:, None] & (places * 8 < columns)[None, :]
+    return start + (local[:, None] * row_bytes + places[None, :]), there
+
+
+@jit
+def fetch_bits(
+    bits, first, row_bytes, strip, thread, TILES: tl.constexpr, ROWS: tl.constexpr,
+    THREADS: tl.constexpr,
+):  # fmt: skip
+    """Have the L2 cache fetch the bytes of all tiles: a thread asks for those of a row."""
+    _, _, limit, _, left, apart = strip
+    for start in tl.range(0, TILES * ROWS, THREADS):
+        line = start + thread
+        row = line // ROWS * apart + line % ROWS
+        there = (line < TILES * ROWS) & (row < limit)
+        fetch_one(bits + (left // 8 + (first + row).to(tl.int64) * row_bytes), there)
+
+
+@jit
+def load_bits(mask, strip, number):
+    """The bytes of a tile."""
+    at, there = _bytes_at(mask, strip, number)
+    return tl.load(at, mask=there, other=0)
+
+
+@jit
+def store_bits(mask, result, strip, number, there, tile: tl.constexpr, COLS: tl.constexpr):
+    """Set the bits of what is not 0."""
+    byte = packed(result, there, tile, result.shape[0], COLS)
+    at, ok = _bytes_at(mask, strip, number)
+    gl.store(at, byte, mask=ok)
 
 
 @jit
@@ -171,19 +236,30 @@ def alike(row, by_col: tl.constexpr, EACH: tl.constexpr, COLS: tl.constexpr):
 @jit
 def write_tile(
     dx, values, factors, strip, number, row_step, local, cols, FORMULA: tl.constexpr,
-    ROWS: tl.constexpr, ALIGN: tl.constexpr,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, beside=None, mask_of=None, dshortcut=None,
+    tile: tl.constexpr = None,
 ):  # fmt: skip
-    """Dx of one tile."""
+    """Dx of one tile, and what goes ``beside`` it to dshortcut; y, of what lies beside x."""
     dy_factor, centre, x_factor, constant, before = factors
+    if dshortcut is not None:
+        origin, at, mask = tile_at(strip, number, row_step, local, cols, ROWS, ALIGN)
+        gl.store(dshortcut + origin + at, beside, mask=mask)
     if FORMULA.forward:
-        result = output(FORMULA, FORMULA.centred(values[1], x_factor), dy_factor, constant)
+        t = FORMULA.centred(values[1], x_factor)
+        if beside is None:
+            result = output(FORMULA, t, dy_factor, constant)
+        else:
+            result = output(FORMULA, t, dy_factor, constant, widen(beside))
     else:
         d, t = values[0], FORMULA.centred(values[1], centre)
         if FORMULA.acts:
             d = through(FORMULA, d, t, before[0], before[1])
         result = FORMULA.element(d, t, dy_factor, x_factor, constant)
     origin, at, mask = tile_at(strip, number, row_step, local, cols, ROWS, ALIGN)
-    gl.store(dx + origin + at, result.to(dx.dtype.element_ty), mask=mask)
+    result = result.to(dx.dtype.element_ty)
+    gl.store(dx + origin + at, result, mask=mask)
+    if mask_of is not None:
+        store_bits(mask_of, result, strip, number, mask, tile, cols.shape[0])
 
 
 @jit

@@ -10,7 +10,7 @@ with two, both with older sums). Streams and single rounds are 2 to 14 % faster 
 import triton
 import triton.language as tl
 
-from normgrad.backends.cuda.pieces.bulk import read, ring_at
+from normgrad.backends.cuda.pieces.bulk import read, ring_at, write_vector
 from normgrad.backends.cuda.pieces.common import INTERPRETED
 from normgrad.backends.cuda.pieces.gluon import gl, jit
 
@@ -80,6 +80,21 @@ def fetch_both(x, dy, mask):
 
 
 @triton.jit
+def fetch_one(pointer, mask):
+    """The same of one pointer."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred there; setp.ne.s32 there, $2, 0; mov.u32 $0, 0; "
+            "@there prefetch.global.L2 [$1]; }",
+            "=&r,l,r",
+            [pointer.to(tl.uint64), mask.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def commit(like):
     """What was asked for since the last time is one group."""
     tl.inline_asm_elementwise(
@@ -125,8 +140,9 @@ def own_places(
     LANES: tl.constexpr,
     DOWN: tl.constexpr,
     WARPS: tl.constexpr,
+    MORE: tl.constexpr = 0,  # bytes behind these
 ):
-    """What `copy_own` and `take_own` need after the tensors: a ring where threads have places.
+    """What `ask_own` and `take_own` need after the tensors: a ring where threads have places.
 
     The ring, rows and columns of a thread's copies, places of its copies and vectors.
     """
@@ -135,7 +151,7 @@ def own_places(
         [1, VECTOR // EACH], [32 // LANES, LANES], [DOWN, WARPS // DOWN], [1, 0]
     )
     BITS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth + _bits(dy)
-    base = ring_at(zero, SLOTS * ROWS * COLS * BITS // 8)
+    base = ring_at(zero, SLOTS * ROWS * COLS * BITS // 8 + MORE)
     if INTERPRETED:  # what is read without having been copied shows
         start_ring(base)
     local = gl.arange(0, ROWS, gl.SliceLayout(1, asks))
@@ -161,15 +177,22 @@ def _in_slot(data, slot, offsets, SIZE: tl.constexpr):
 
 
 @jit
-def copy_own(data, slot, x, dy, mask, SIZE: tl.constexpr, EACH: tl.constexpr):
-    """Ask for the elements of a tile of SIZE at these pointers, as one group."""
+def ask_own(data, slot, x, dy, mask, SIZE: tl.constexpr, EACH: tl.constexpr):
+    """Ask for the elements of a tile of SIZE at these pointers, in the group to come."""
     BEHIND: tl.constexpr = SIZE * x.dtype.element_ty.primitive_bitwidth // 8
     to_x, to_dy = _in_slot(data, slot, data[5], SIZE)
     if dy is None:
         copy_one(to_x, x, mask, EACH)
     else:
         copy_both(to_x, to_dy, x, dy, mask, EACH, BEHIND)
-    commit(data[2])
+
+
+@jit
+def put_own(data, slot, tile_dy, VECTOR: tl.constexpr, SIZE: tl.constexpr):
+    """Another tile in the place of dy."""
+    BEHIND: tl.constexpr = SIZE * data[0].dtype.element_ty.primitive_bitwidth // 8
+    _, at_dy = _in_slot(data, slot, data[6], SIZE)
+    write_vector(at_dy, tile_dy, VECTOR, BEHIND)
 
 
 @jit

@@ -25,9 +25,9 @@ def add_apply(
     group = geometry.statistic == "row"
     x, dx = layout.x, layout.dx
     assert dx is not None
+    bits = builder.bits()
     mean, rstd = made or (builder.vector("mean"), builder.vector("rstd"))
     sums, counts = _sums(builder, geometry, totals)
-    bits = builder.result("mask") if spec.operator.forward else builder.vector("mask")
     inference = spec.op is Op.BATCH_NORM_BACKWARD and not spec.training
     reads_x = not inference or spec.activation is not None
     itemsize = max(ITEMSIZE[one.ref.dtype] for one in layout.tensors)
@@ -35,7 +35,7 @@ def add_apply(
         "dy": layout.gradient,
         "x": x.ref if reads_x else None,
         "dx": dx.ref,
-        "shortcut": None if layout.shortcut is None else layout.shortcut.ref,
+        "shortcut": layout.shortcut_ref,
         "bits": bits,
         "mean": mean,
         "rstd": rstd,

@@ -33,6 +33,18 @@ class Slabs:
     align: int
     tensors: int = 2  # that are read: x and dy, or x
     slopes: int = 0  # tiles fewer in registers, as the gradient goes through an activation
+    shortcut: bool = False  # read when y is written, or its gradient written with dx
+    mask: bool = False  # a bit of each element is written, or read
+
+    @property
+    def plain(self) -> bool:
+        """Whether there is nothing besides, which streams do not take."""
+        return not self.shortcut and not self.mask
+
+    @property
+    def besides(self) -> float:
+        """Trips to memory more."""
+        return self.shortcut + self.mask / (8 * self.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,7 @@ class Cut:
     whole: bool  # whether groups have whole vectors of 16 bytes
     polled: int = 0  # words of a bin that are polled together, if that is settled
     tensors: int = 2
+    besides: float = 0  # trips to memory more
 
     @property
     def team(self) -> int:
@@ -82,6 +95,11 @@ class Cut:
         """Tiles in shared memory that make room for others."""
         room = self.block.chunks
         return tuned.STREAM_DEPTH if self.streams else min(room, self.tiles * self.rounds)
+
+    @property
+    def beside(self) -> int:
+        """Tiles of a shortcut in shared memory."""
+        return min(self.block.beside, self.tiles)
 
     @property
     def fixed(self) -> int:
@@ -173,7 +191,7 @@ class Cut:
         speed = tuned.NARROW_SPEED if narrow and self.itemsize == 2 else tuned.SPEED
         tile = self.tensors * self.rows * self.cols * self.itemsize
         blocks = self.team * self.teams
-        trips = (1 + 1 / self.tensors) * self.tiles
+        trips = (1 + (1 + self.besides) / self.tensors) * self.tiles
         free_tiles = self.block.chunks + self.held - self.tiles
         fits_l2 = self.rereads_fit_l2
         if self.streams:
@@ -209,7 +227,7 @@ class Cut:
 def _blocks(data: Slabs) -> tuple[Block, ...]:
     """To choose from: four on a multiprocessor of an H200, two, or one of three kinds."""
     if data.tensors == 1:
-        return tuned.OF_ONE_TENSOR
+        return tuned.OF_ONE_TENSOR_AND_SHORTCUT if data.shortcut else tuned.OF_ONE_TENSOR
     large = tuned.LARGE
     fine = replace(tuned.FINE, held=tuned.FINE_HELD[data.itemsize])
     if data.slopes:
@@ -230,7 +248,7 @@ def cuts(data: Slabs, device: Device) -> Iterator[Cut]:
 
 def _widths(data: Slabs) -> Iterator[tuple[int, int]]:
     """Columns of a slab and of a tile."""
-    vector = _VECTOR // data.itemsize
+    vector = 8 if data.mask else _VECTOR // data.itemsize  # whole bytes of a mask
     cols = max(vector, min(power_of_two(data.channels), tuned.LEAST_ROW_BYTES // data.itemsize))
     most = max(cols, min(power_of_two(data.channels), tuned.MOST_ROW_BYTES // data.itemsize))
     while cols <= most:
@@ -251,7 +269,7 @@ def _teams(data: Slabs, device: Device, most: Block, width: int, cols: int) -> I
     bins, spans = _bins(data.group, width, cols)
     if data.group > 1 and bins * cols > tuned.ONE_HOT * THREADS * most.warps:
         return
-    besides = _besides(data.group, most.warps, cols, bins)
+    besides = _besides(data.group, most.warps, cols, bins) + most.beside * most.chunk_bytes
     block = _fitting(device, most, besides, data.tensors)
     if block is None:
         return
@@ -272,9 +290,9 @@ def _teams(data: Slabs, device: Device, most: Block, width: int, cols: int) -> I
         parts = ceil_div(tiles, share)
         made = Cut(
             block, per, width, cols, rows, parts, pieces, teams, rounds, share, bins, spans, ends,
-            data.itemsize, whole, tensors=data.tensors,
+            data.itemsize, whole, tensors=data.tensors, besides=data.besides,
         )  # fmt: skip
-        if made.streams and data.tensors == 1:
+        if made.streams and (data.tensors == 1 or not data.plain):
             continue
         if made.streams:
             made = _stretched(made, data, device, besides)
@@ -344,7 +362,7 @@ def choose(data: Slabs, device: Device) -> Cut | None:
 
     size = data.images * data.rows * data.channels * data.itemsize
     best = min(cuts(data, device), key=lambda cut: (estimate(cut), cut.team), default=None)
-    two_passes = (2 * data.tensors + 1) * size / (
+    two_passes = (2 * data.tensors + 1 + data.besides) * size / (
         tuned.TWO_PASSES_SPEED * device.multiprocessors
     ) + tuned.TWO_PASSES_US
     return best if best is not None and estimate(best) <= two_passes else None

@@ -31,8 +31,10 @@ def resident_columns(builder: Builder, geometry: Geometry, layout: Layout, devic
 
 def slabs_of(builder: Builder, geometry: Geometry, layout: Layout, device: Device) -> Slabs | None:
     """What there is to do; None where asynchronous copies cannot do it."""
-    x = layout.x
+    x, shortcut = layout.x, layout.shortcut
     if builder.compute != "float32" or not layout.same_strides or not device.copies_ahead:
+        return None
+    if shortcut is not None and shortcut.ref.dtype != x.ref.dtype:
         return None
     itemsizes = {ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype]}
     itemsize = max(itemsizes)
@@ -44,7 +46,8 @@ def slabs_of(builder: Builder, geometry: Geometry, layout: Layout, device: Devic
     tensors = 1 if layout.gradient is None else 2
     slopes = tiles_for_slope(builder.spec)
     sizes = (layout.outer, layout.inner, layout.channels)
-    return Slabs(*sizes, group, itemsize, align, tensors, slopes)
+    besides = shortcut is not None, builder.spec.mask is not None
+    return Slabs(*sizes, group, itemsize, align, tensors, slopes, *besides)
 
 
 def add_columns(
@@ -59,6 +62,7 @@ def add_columns(
     slabs = data.images * split
     bins = cut.width // data.group
     solo = cut.team == 1 and not cut.streams
+    ring = (cut.depth + cut.fixed) * layout.tile_bytes
     count = slabs * (cut.parts + (cut.totals_columns > 0)) * cut.spans * bins
     wants = group and builder.wants_parameters
     sums = 2 * data.images * data.channels * cut.parts
@@ -115,6 +119,9 @@ def add_columns(
         # See `own_copies`.
         constants |= {"CHUNKS": cut.tiles, "SOLO": solo, "TOGETHER": cut.rounds > 1}
         constants["REQUEST_AFTER_PUBLISH"] = cut.requests_after_publish
+        constants["BESIDE"] = cut.beside
+        arguments |= {"shortcut": layout.shortcut_ref, "bits": builder.bits()}
+        ring += cut.beside * data.itemsize
     builder.launch_teams(
         kernel,
         (cut.team * cut.teams,),
@@ -125,5 +132,5 @@ def add_columns(
         starts_early=device.starts_early,
         warps=cut.block.warps,
         registers=cut.block.registers,
-        ring=(cut.depth + cut.fixed) * cut.rows * cut.cols * layout.tile_bytes,
+        ring=cut.rows * cut.cols * ring,
     )

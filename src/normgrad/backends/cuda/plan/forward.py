@@ -36,10 +36,10 @@ def plan_forward(builder: Builder, geometry: Geometry, device: Device) -> Progra
         return builder.finish("long rows")
     layout = lay_out(builder, geometry)
     plan_resident = {"planes": resident_planes, "columns": resident_columns}[layout.family]
-    # A shortcut has no room on chip: two passes.
-    whole = spec.y is not None and spec.operator.sums == "own" and spec.shortcut is None
+    whole = spec.y is not None and spec.operator.sums == "own"
     if whole and plan_resident(builder, geometry, layout, device):
-        return builder.finish(f"resident {layout.family}")
+        besides = "" if spec.shortcut is None else " with a shortcut"
+        return builder.finish(f"resident {layout.family}{besides}")
     name, made = "elements", None
     if spec.operator.sums != "given":
         name = "statistics" if spec.y is None else "two passes"

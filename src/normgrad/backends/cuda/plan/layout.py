@@ -38,7 +38,7 @@ class Layout:
     x: Data
     dx: Data | None  # the data that are written
     batch_independent: bool  # statistics are per sample: cuts may not depend on the batch size
-    shortcut: Data | None = None
+    shortcut: Data | None = None  # or where its gradient goes
 
     @property
     def tensors(self) -> tuple[Data, ...]:
@@ -56,6 +56,11 @@ class Layout:
         vectors |= {role: statistics(role) for role in STATISTICS}
         sums = {role: builder.result(role) if results else None for role in ("dgamma", "dbeta")}
         return data | vectors | sums
+
+    @property
+    def shortcut_ref(self) -> Ref | None:
+        """The shortcut or its gradient, where there is one."""
+        return None if self.shortcut is None else self.shortcut.ref
 
     @property
     def gradient(self) -> Ref | None:
@@ -163,7 +168,7 @@ def lay_out(builder: Builder, geometry: Geometry) -> Layout:
     written = data.get("dx") or data.get("y")
     return Layout(
         family, outer, channels, inner, data[roles[0]], data["x"], written, batch_independent,
-        data.get("shortcut"),
+        data.get("shortcut") or data.get("dshortcut"),
     )  # fmt: skip
 
 

@@ -84,6 +84,8 @@ def _planes_of(
     """What there is to do; None where asynchronous copies cannot do it."""
     if builder.compute != "float32" or not layout.same_strides or not device.copies_ahead:
         return None
+    if layout.shortcut is not None or builder.spec.mask is not None:
+        return None
     group = geometry.statistic == "row"
     x = layout.x
     itemsizes = {ITEMSIZE[layout.dy.ref.dtype], ITEMSIZE[x.ref.dtype]}

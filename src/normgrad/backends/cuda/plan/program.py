@@ -153,6 +153,10 @@ class Builder:
             "momentum": self.spec.momentum if self.spec.operator.forward else None,
         }
 
+    def bits(self) -> Ref | None:
+        """The mask, which forward operators write."""
+        return self.result("mask") if self.spec.operator.forward else self.vector("mask")
+
     @property
     def wants_parameters(self) -> bool:
         """Whether the gradient of a parameter is wanted."""

@@ -23,6 +23,7 @@ class Block:
     held: int = 0  # tiles more in registers, for a while
     most: int = 0  # tiles of a block's share, at most; 0: as many as there is room for
     ahead: bool = False  # loads statistics a round ahead
+    beside: int = 0  # tiles of a shortcut in shared memory: not fewer than are held
 
     @property
     def capacity(self) -> int:

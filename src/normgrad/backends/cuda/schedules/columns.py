@@ -14,6 +14,10 @@ Sums go round in one step. Each block publishes a word for each of its bins: a c
 of columns with gamma inside. Everybody adds up the words of its own bins, part by part in order.
 Where everybody would read too many words, there are two steps: each block adds up all parts of
 TOTALS_COLUMNS and publishes the totals, and everybody reads those.
+
+A shortcut that is added before the activation comes when y is written, through a ring of its own:
+its first tiles during the wait. What a mask lets through of dy takes the place of dy on chip when
+it is added up; it is written, as the gradient of the shortcut, together with dx. Four trips.
 """
 
 import triton.language as tl
@@ -28,12 +32,16 @@ from normgrad.backends.cuda.pieces.column_exchange import (
 from normgrad.backends.cuda.pieces.column_tiles import (
     add_moments,
     add_tile,
+    ask_tile,
     base_of,
     before_of,
+    bits_of,
     centre_of,
     copy_tile,
     either,
+    fetch_bits,
     fetch_tiles,
+    load_bits,
     of_image,
     strip_of,
     write_tile,
@@ -48,8 +56,9 @@ from normgrad.backends.cuda.pieces.common import (
 )
 from normgrad.backends.cuda.pieces.gluon import gl, jit
 from normgrad.backends.cuda.pieces.joins import join_groups
+from normgrad.backends.cuda.pieces.mask_bits import through_bits
 from normgrad.backends.cuda.pieces.moments import merged, parts_of
-from normgrad.backends.cuda.pieces.own_copies import commit, own_places, take_own, wait
+from normgrad.backends.cuda.pieces.own_copies import commit, own_places, put_own, take_own, wait
 
 
 @jit
@@ -68,6 +77,8 @@ def column_slabs(
     new_mean,  # and after
     new_variance,
     momentum,
+    shortcut,  # what is added before the activation, or where its gradient goes; or None
+    bits,  # where ReLU is open: written or, of gradients, read; or None
     partials,  # group norm: [2, images, channels, parts], sums of dy, then of dy * (x - mean)
     sum_words,  # [slabs, parts, SPANS, bins]; one part more with TOTALS_COLUMNS: the totals
     previous_words,  # words of the call before, to be cleared for the next
@@ -96,6 +107,7 @@ def column_slabs(
     CHUNKS: tl.constexpr,  # tiles of a block's share: at most DEPTH + REGISTER_TILES
     DEPTH: tl.constexpr,  # tiles that there is room for in shared memory
     REGISTER_TILES: tl.constexpr,  # tiles that move on to registers
+    BESIDE: tl.constexpr,  # tiles of the shortcut that there is room for: not fewer
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BINS: tl.constexpr,  # of a block, up to a power of two
@@ -143,9 +155,20 @@ def column_slabs(
     local = gl.arange(0, ROWS, gl.SliceLayout(1, tile))
     cols = gl.arange(0, COLS, by_col)
     part = (slabs, split, width, channels, start, first, limit, apart, outer_step, row_step)
+    ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     data = (x, dy) + own_places(
-        x, dy, slabs * 0, tile, DEPTH, VECTOR, ROWS, COLS, ALIGN, LANES, WARPS_DOWN, WARPS
-    )
+        x, dy, slabs * 0, tile, DEPTH, VECTOR, ROWS, COLS, ALIGN, LANES, WARPS_DOWN, WARPS,
+        BESIDE * ROWS * COLS * ITEM,
+    )  # fmt: skip
+    if BESIDE:
+        base = data[2] + DEPTH * ROWS * COLS * ITEM
+        besides = (shortcut, None, base, data[3], data[4], data[5], data[6])
+    dshortcut = None if FORMULA.forward else shortcut
+    row_bytes = tl.cdiv(channels * ALIGN, 8)  # of the mask
+    written_bits = None
+    if bits is not None and FORMULA.forward:
+        written_bits = bits_of(bits, first, row_bytes, tile, ROWS, COLS)
+    MASKED: tl.constexpr = bits is not None and not FORMULA.forward
     sizes = (parts, bins, images, channels * ALIGN)
     # Unrolled; 6 beside 2 that are held spill 48 bytes.
     FEW: tl.constexpr = CHUNKS - REGISTER_TILES <= 5
@@ -158,6 +181,9 @@ def column_slabs(
         copy_tile(data, ahead, early, ahead % CHUNKS, row_step, ROWS, COLS, ALIGN)
     await_step_before(EARLY)  # it cleared the words
     thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    if MASKED:
+        early = strip_of(first_slab, part, ALIGN)
+        fetch_bits(bits, first, row_bytes, early, thread, CHUNKS, ROWS, 32 * WARPS)
     turn = slabs * 0
     for slab in tl.range(first_slab if PHASE != 4 else slabs, slabs, teams):
         strip = strip_of(slab, part, ALIGN)
@@ -187,11 +213,18 @@ def column_slabs(
         if FORMULA.forward:
             met = gl.zeros([ROWS], tl.float32, gl.SliceLayout(1, tile))[:, None]
             found = (met, sum_d, sum_d, sum_d)
+        if MASKED:
+            mine = strip_of(slab, now, ALIGN)
+            mask = bits_of(bits, opaque_copy(first), row_bytes, tile, ROWS, COLS)
+            coming = load_bits(mask, mine, 0)
         # Each tile commits one group, so that the number to wait for is always the same.
         for chunk in gl.static_range(REGISTER_TILES):
             wait(slab, DEPTH - 1)
             slot = (turn + chunk) % DEPTH
             values = take_own(data, slot, VECTOR, ROWS * COLS)
+            if MASKED:
+                values = (through_bits(values[0], coming, tile, ROWS, COLS), values[1])
+                coming = load_bits(mask, mine, chunk + 1)
             held = held + (values,)
             later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
             number = (chunk + DEPTH) % CHUNKS
@@ -207,6 +240,10 @@ def column_slabs(
             wait(slab, DEPTH - 1)
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             values = take_own(data, slot, VECTOR, ROWS * COLS)
+            if MASKED:
+                values = (through_bits(values[0], coming, tile, ROWS, COLS), values[1])
+                coming = load_bits(mask, mine, chunk + 1)
+                put_own(data, slot, values[0], VECTOR, ROWS * COLS)
             if FORMULA.forward:
                 found = add_moments(found, values, strip, chunk, local, FORMULA)
             else:
@@ -237,6 +274,14 @@ def column_slabs(
         for number in tl.range(0, REGISTER_TILES + DEPTH - CHUNKS if REQUEST_AFTER_PUBLISH else 0):
             slot = (turn + number + CHUNKS) % DEPTH
             copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN)
+        if MASKED:
+            fetch_bits(bits, first, row_bytes, later, thread, CHUNKS, ROWS, 32 * WARPS)
+        if BESIDE:
+            mine = strip_of(slab, now, ALIGN)
+            for visit in gl.static_range(BESIDE):  # in the order in which they are written
+                number = (REGISTER_TILES + visit) % CHUNKS
+                ask_tile(besides, visit, mine, number, step, ROWS, COLS, ALIGN)
+                commit(slab)
         if L2_TILES:  # what follows is made anew: 16 bytes of spills less in float32
             fetch_tiles(x, dy, later, thread, step, L2_TILES, ROWS, COLS, ALIGN, 32 * WARPS)
             _, columns, _, image, left, _ = strip_of(opaque_copy(slab + turn * 0), now, ALIGN)
@@ -251,6 +296,9 @@ def column_slabs(
         if JOINS_AT_END:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there
                 count_arrival(sum_words + arrivals)
+        if MASKED and TOTALS_COLUMNS > 0 and VECTOR == 4:  # kept, it is spilled: 8 to 40 bytes
+            again = strip_of(opaque_copy(slab + turn * 0), part, ALIGN)
+            centre = centre_of(mean, again, channels * ALIGN, cols, GROUP, GROUP_SIZE)
         factors = (dy_factor, centre, x_factor, constant, before)
         step = opaque_copy(row_step)
         turns = opaque_copy(apart)
@@ -263,6 +311,14 @@ def column_slabs(
         for chunk in (gl.static_range if FEW else tl.range)(REGISTER_TILES, CHUNKS):
             slot = chunk if DEPTH == CHUNKS else (turn + chunk) % DEPTH
             tile_dy, tile_x = take_own(data, slot, VECTOR, ROWS * COLS)
+            beside = tile_dy if dshortcut is not None else None
+            if BESIDE:
+                wait(slab, BESIDE - 1)
+                place = (chunk - REGISTER_TILES) % BESIDE
+                beside = take_own(besides, place, VECTOR, ROWS * COLS)[1]
+                if chunk - REGISTER_TILES + BESIDE < CHUNKS:
+                    number = (chunk + BESIDE) % CHUNKS
+                    ask_tile(besides, place, strip, number, step, ROWS, COLS, ALIGN)
             if VECTOR == 4:  # float32 spills 16 bytes otherwise
                 later = strip_of(slab + (chunk + DEPTH) // CHUNKS * teams, now, ALIGN)
             elif FIRST_AHEAD == LAST_AHEAD:
@@ -275,14 +331,25 @@ def column_slabs(
             copy_tile(data, slot, later, number, step, ROWS, COLS, ALIGN)
             if WRITES:
                 wide = (widen(tile_dy), widen(tile_x))
-                write_tile(dx, wide, factors, strip, chunk, step, local, cols, FORMULA, ROWS, ALIGN)
+                write_tile(
+                    dx, wide, factors, strip, chunk, step, local, cols, FORMULA, ROWS, ALIGN,
+                    beside, written_bits, dshortcut, tile,
+                )  # fmt: skip
         for chunk in gl.static_range(REGISTER_TILES):
+            beside = held[chunk][0] if dshortcut is not None else None
+            if BESIDE:
+                wait(slab, BESIDE - 1 - chunk)
+                place = (CHUNKS - REGISTER_TILES + chunk) % BESIDE
+                beside = take_own(besides, place, VECTOR, ROWS * COLS)[1]
             if WRITES:
                 wide = (
                     rewiden_opaquely(held[chunk][0], runtime_zero),
                     rewiden_opaquely(held[chunk][1], runtime_zero),
                 )
-                write_tile(dx, wide, factors, strip, chunk, step, local, cols, FORMULA, ROWS, ALIGN)
+                write_tile(
+                    dx, wide, factors, strip, chunk, step, local, cols, FORMULA, ROWS, ALIGN,
+                    beside, written_bits, dshortcut, tile,
+                )  # fmt: skip
         turn = (turn + CHUNKS) % DEPTH
     wait(slabs, 0)
     clear_previous(previous_words, previous_count, thread, 32 * WARPS)

@@ -103,6 +103,13 @@ OF_ONE_TENSOR = (
     Block(warps=8, chunk_bytes=8 << 10, chunks=12, registers=128, held=2),
     Block(warps=8, chunk_bytes=8 << 10, chunks=26, registers=255, held=4),
 )
+# The same with a shortcut, whose tiles take the place of some: 40 to 48 KB of a multiprocessor are
+# on their way. No more tiles are held than that. Nothing is spilled; not timed yet. [Nov 20]
+OF_ONE_TENSOR_AND_SHORTCUT = (
+    Block(warps=4, chunk_bytes=4 << 10, chunks=9, registers=128, held=2, beside=3),
+    Block(warps=8, chunk_bytes=8 << 10, chunks=9, registers=128, held=2, beside=3),
+    Block(warps=8, chunk_bytes=8 << 10, chunks=21, registers=255, held=4, beside=5),
+)
 # Tiles that streams hold: the second number in several groups of whole vectors, and in float32 in
 # batch norm; one group in a block takes more registers. Each tile that stays is 1 % of group norm
 # 1x512x512x512; one more that is held is spilled, and 8 bytes of spills cost 4 %. [Nov 18]
