@@ -166,6 +166,7 @@ def test_helping_threads_change_no_bit(capi):
     assert len({done.stdout for done in runs}) == 1
 
 
+@pytest.mark.slow(9)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -191,6 +192,7 @@ def test_under_address_sanitizer(capi_asan, arguments):
     assert "runtime error" not in done.stderr
 
 
+@pytest.mark.slow(9)
 @pytest.mark.parametrize("checked", ["0", "1"])
 def test_misuse_of_every_operator_under_address_sanitizer(capi_asan, checked, tmp_path):
     source = tmp_path / f"misuse{checked}.c"

@@ -30,9 +30,6 @@ class _Library(JITCodeLibrary):
                 if one not in self._linking_libraries:
                     super().add_linking_library(one)
 
-    def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
-
 
 class _Part(_Library):
     """Instructions that a kernel takes and optimizes."""
