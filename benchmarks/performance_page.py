@@ -5,10 +5,11 @@
 Every figure of the page is one that a run printed; rows that fall short are shown like the others.
 """
 
+import itertools
 import json
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from normgrad.bench.record import Record, Row, geometric_mean, read_json
@@ -154,12 +155,11 @@ def one_thread() -> Iterator[str]:
             f"of {len(ratios)} rows, {slower} of them slower than torch"
         )
     yield ""
-    yield "| op | shape | type | layout | ours | torch | ratio |"
-    yield "|" + "---|" * 7
-    for op, shape, dtype, layout, ours, torchs in run["rows"]:
-        cells = (op, shape, dtype, layout, f"{ours:.3f}", f"{torchs:.3f}", f"{torchs / ours:.2f}")
-        yield "| " + " | ".join(cells) + " |"
-    yield ""
+    rows = [
+        (op, layout, [shape, dtype, f"{ours:.3f}", f"{torchs:.3f}", f"{torchs / ours:.2f}"])
+        for op, shape, dtype, layout, ours, torchs in run["rows"]
+    ]
+    yield from tables(("ours", "torch", "ratio"), sorted(rows, key=lambda one: one[:2]))
 
 
 def _took_part(run: Record, peer: str) -> bool:
@@ -184,21 +184,32 @@ def table(rows: list[Row], before: dict[str, Row] | None = None) -> Iterator[str
     before = before or {}
     timed = [*rows, *before.values()]
     peers = [peer for peer in PEERS if any(row.peer_ms(peer, wrong_too=True) for row in timed)]
-    yield "| op | shape | type | layout | ms | share | host us | " + " | ".join(peers) + " |"
-    yield "|" + "---|" * (7 + len(peers))
+    found = []
     for row in sorted(rows, key=lambda one: (one.op, one.layout, one.dtype)):
         theirs = row.peer_host_us.get("torch")
         cells = [
-            row.op,
             sizes(row),
             row.dtype,
-            row.layout,
             f"{row.median_ms:.4f}",
             f"{share(row):.0%}",
             f"{row.host_us:.0f}" + (f" / {theirs:.0f}" if theirs else ""),
             *(ratio(row, peer, before.get(row.key)) for peer in peers),
         ]
-        yield "| " + " | ".join(cells) + " |"
+        found.append((row.op, row.layout, cells))
+    yield from tables(("ms", "share", "host us", *peers), found)
+
+
+def tables(columns: Iterable[str], rows: Iterable[tuple[str, str, list[str]]]) -> Iterator[str]:
+    """One for each operator and layout, of rows that begin with a shape and a type."""
+    heads = ("shape", "type", *columns)
+    for (op, layout), group in itertools.groupby(rows, key=lambda one: one[:2]):
+        yield f"**{op}**, {layout}"
+        yield ""
+        yield "| " + " | ".join(heads) + " |"
+        yield "|" + "---|" * len(heads)
+        for _, _, cells in group:
+            yield "| " + " | ".join(cells) + " |"
+        yield ""
 
 
 def middle(rows: list[Row], before: dict[str, Row]) -> str:
@@ -365,17 +376,14 @@ def cpu() -> Iterator[str]:
     yield ""
     yield from summary(newer)
     yield ""
-    yield "| op | shape | type | layout | ms | share | then | both allocate | torch | ratio |"
-    yield "|" + "---|" * 10
-    for row in run.rows:
+    found = []
+    for row in sorted(run.rows, key=lambda one: (one.op, one.layout)):
         torch_ms = row.peer_ms("torch", wrong_too=True)
         mark = "" if "torch" in row.peers else " !"
         both = row.speedup("torch", wrong_too=True)
         cells = [
-            row.op,
             sizes(row),
             row.dtype,
-            row.layout,
             f"{row.median_ms:.3f}",
             f"{share(row):.0%}",
             "-" if (then := near_share(run, row)) is None else f"{then:.0%}",
@@ -383,7 +391,8 @@ def cpu() -> Iterator[str]:
             f"{torch_ms:.3f}{mark}" if torch_ms else "-",
             f"{both:.2f}" if both else "-",
         ]
-        yield "| " + " | ".join(cells) + " |"
+        found.append((row.op, row.layout, cells))
+    yield from tables(("ms", "share", "then", "both allocate", "torch", "ratio"), found)
 
 
 def summary(run: Record) -> Iterator[str]:
