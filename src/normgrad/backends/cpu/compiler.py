@@ -1,7 +1,7 @@
 """Numba's compiler as kernels use it: the steps that they need, and LLVM once for a kernel.
 
 Numba optimizes all that it compiles on its own, and emits machine code of it, then again inside of
-whatever calls it. Our parts are called by kernels alone: those take them as they are.
+whatever calls it. Our parts are called by kernels alone: those take them, simplified.
 """
 
 import functools
@@ -32,7 +32,7 @@ class _Library(JITCodeLibrary):
 
 
 class _Part(_Library):
-    """Instructions that a kernel takes and optimizes."""
+    """Instructions, simplified alone, that a kernel takes and optimizes."""
 
     def finalize(self) -> None:
         """They stay as they are."""
