@@ -7,7 +7,6 @@ of a gradient; forward the distance of the mean from its base and the sum of squ
 import triton
 import triton.language as tl
 
-from normgrad.backends.cuda.pieces.column_tiles import base_of
 from normgrad.backends.cuda.pieces.common import (
     await_words,
     coefficients,
@@ -32,7 +31,7 @@ def _box(bins, warps):
 
 
 @triton.constexpr_function
-def _line(group, bins, warps):
+def columns_layout(group, bins, warps):
     """Columns, as the words of their bins lie."""
     return (
         gl.BlockedLayout([1], [32], [warps], [0]) if group else gl.SliceLayout(0, _box(bins, warps))
@@ -287,7 +286,7 @@ def share_sums(
     above, start, columns, image, left = place_of
     columns = gl.minimum(columns, COLS)
     parts, bins, images, channels = sizes
-    line: tl.constexpr = _line(GROUP, BINS, WARPS)
+    line: tl.constexpr = columns_layout(GROUP, BINS, WARPS)
     down: tl.constexpr = gl.BlockedLayout([max(1, KEPT), 1], [1, 32], [1, WARPS], [0, 1])
     cols = gl.arange(0, COLS, line)
     if GROUP:
@@ -333,10 +332,9 @@ def factors_of(
     WARPS: tl.constexpr,
     SOLO: tl.constexpr,
     PHASE: tl.constexpr,
-    forward_operands,  # forward: x, the step between images, beta, results, momentum
+    forward_operands,  # forward: the base of each column's mean, beta, results, momentum
     rows,  # of a slab
     ROWS: tl.constexpr,  # of a tile
-    ALIGN: tl.constexpr,
 ):
     """The factors of dx for each column: of dy, of x, and the constant.
 
@@ -349,14 +347,12 @@ def factors_of(
     parts, bins, _, channels = sizes
     rstd, gamma, dgamma, dbeta = vectors
     box: tl.constexpr = _box(BINS, WARPS)
-    cols = gl.arange(0, COLS, _line(GROUP, BINS, WARPS))
+    cols = gl.arange(0, COLS, columns_layout(GROUP, BINS, WARPS))
     ok = cols < columns
     channel = left + cols
     statistic = image * (channels // GROUP_SIZE) + channel // GROUP_SIZE if GROUP else channel
     if FORMULA.forward:
-        x, outer_step, beta, results, momentum = forward_operands
-        strip = (0, columns, 0, image, left, 0)
-        base = base_of(x, strip, outer_step, cols, GROUP_SIZE, ALIGN)
+        base, beta, results, momentum = forward_operands
         rs = base
     else:
         rs = load_rstd(rstd, statistic, ok, eps, VARIANCE, tl.float32)

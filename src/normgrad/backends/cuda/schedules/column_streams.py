@@ -223,7 +223,7 @@ def column_streams(
         dy_factor, x_factor, constant = factors_of(
             None, slab_words, place_of, sizes, (rstd, gamma_of, dgamma, dbeta), count, eps, by_col,
             FORMULA, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, TOTALS_COLUMNS, WARPS,
-            False, PHASE, None, rows, ROWS, ALIGN,
+            False, PHASE, None, rows, ROWS,
         )  # fmt: skip
         if JOINS_AT_END:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there

@@ -24,6 +24,7 @@ import triton.language as tl
 
 from normgrad.backends.cuda.pieces.column_exchange import (
     all_sums,
+    columns_layout,
     factors_of,
     group_weights,
     keep_sums,
@@ -264,7 +265,11 @@ def column_slabs(
             )
         # Offsets from an opaque copy are not kept from round to round: 16 bytes of spills less.
         place_of = (above, opaque_copy(start), columns, image, left)
-        totals = None
+        totals, mean_base = None, None
+        if FORMULA.forward:
+            # Before the sums are published: part 0 may write y over x as soon as it has them all.
+            line = gl.arange(0, COLS, columns_layout(GROUP, BINS, WARPS))
+            mean_base = base_of(x, strip, outer_step, line, GROUP_SIZE, ALIGN)
         if PHASE != 2:
             totals = share_sums(
                 sums, slab_words, place_of, sizes, partials, weights, GROUP, GROUP_SIZE, COLS, BINS,
@@ -287,11 +292,11 @@ def column_slabs(
             _, columns, _, image, left, _ = strip_of(opaque_copy(slab + turn * 0), now, ALIGN)
             place_of = (above, opaque_copy(start), columns, image, left)
         results = (None, None, mean, rstd, old_mean, old_variance, new_mean, new_variance)
-        forward_operands = (x, outer_step, beta_of, results, momentum) if FORMULA.forward else None
+        forward_operands = (mean_base, beta_of, results, momentum) if FORMULA.forward else None
         dy_factor, x_factor, constant = factors_of(
             totals, slab_words, place_of, sizes, (rstd, gamma_of, dgamma, dbeta), count, eps,
             by_col, FORMULA, GROUP, GROUP_SIZE, VARIANCE, COLS, BINS, SPANS, STEP, TOTALS_COLUMNS,
-            WARPS, SOLO, PHASE, forward_operands, rows, ROWS, ALIGN,
+            WARPS, SOLO, PHASE, forward_operands, rows, ROWS,
         )  # fmt: skip
         if JOINS_AT_END:  # noqa: SIM102
             if slab + teams >= slabs:  # dx follows, but all sums are there
