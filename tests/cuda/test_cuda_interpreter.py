@@ -52,7 +52,7 @@ def test_every_case_is_within_its_budget(op, dtype, tmp_path):
 @pytest.mark.slow(6)
 def test_both_interfaces_are_within_their_bounds():
     """Also what no public function has: DeepNorm, a scaled Swish, a biased running variance."""
-    script = Path(__file__).parents[1] / "interfaces" / "judged_calls.py"
+    script = Path(__file__).parent.parent / "interfaces" / "judged_calls.py"
     assert interpreted(str(script), "2") == "done\n"
 
 
