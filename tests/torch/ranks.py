@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import gc
 import io
 import itertools
 import os
@@ -131,6 +132,26 @@ def agree_with_one_process(rank, world, path):
         of_groups(rank)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def data_parallel_alone(model, x):
+    """A backward pass of DistributedDataParallel in a group of this process alone.
+
+    The wrapper is gone before the group: where it owns that last, torch waits, with Python's lock
+    held, for a thread that may be waiting for the lock.
+    """
+
+    def step():
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        wrapped(x).square().sum().backward()
+
+    store = torch.distributed.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        step()
+        gc.collect()
+    finally:
+        dist.destroy_process_group()
 
 
 def activated(rank, split):
