@@ -132,6 +132,31 @@ def test_the_collector_is_as_it_was_after_compiling(monkeypatch):
         (gc.enable if before else gc.disable)()
 
 
+# Numba is there already, so that it alone knows the Python that runs.
+NEWER = """
+import sys
+import numba, numba.extending
+sys.version_info = (*map(int, sys.argv[1].split(".")), 0, "final", 0)
+import numpy as np
+import normgrad as ng
+from normgrad.backends.cpu import jit
+x, dy = np.random.default_rng(3).standard_normal((2, 5, 6, 37), dtype=np.float32)
+y = ng.batch_norm(x, activation="silu", backend="cpu")
+made = [y.output, *ng.layer_norm_backward(dy, x, x.mean(-1), x.std(-1), 37, backend="cpu")[:3]]
+print("PartCompiler" in str(jit._PART), *(one.tobytes().hex() for one in made))
+"""
+
+
+@pytest.mark.slow(9)
+def test_newer_pythons_take_all_of_numbas_steps(python, tmp_path):
+    older, newer = (
+        python("-c", NEWER, version, NUMBA_CACHE_DIR=str(tmp_path / version)).split()
+        for version in ("3.13", "3.14")
+    )
+    assert (older[0], newer[0]) == ("True", "False")
+    assert older[1:] == newer[1:]
+
+
 def test_what_is_traced_has_no_branches():
     one = Traced(types.int64)
     with pytest.raises(TypeError, match="no branches"):
