@@ -249,7 +249,9 @@ def test_sync_batch_norm_takes_torchs_arguments():
             if one.name != "bias"
         ]
 
-    assert arguments(ours.SyncBatchNorm) == arguments(nn.SyncBatchNorm)
+    mine, torchs = arguments(ours.SyncBatchNorm), arguments(nn.SyncBatchNorm)
+    assert mine[: len(torchs)] == torchs
+    assert mine[len(torchs) :] == [("activation", None), ("negative_slope", 0.01)]
 
 
 @pytest.mark.parametrize("axes", [3, 9])

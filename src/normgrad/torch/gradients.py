@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 import normgrad.torch.backward_ops  # noqa: F401  (defines the operators)
 from normgrad.core.validate import MAX_RANK
@@ -45,14 +46,17 @@ def _setup_batch_add(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ..
     mask: Tensor | None = output[3]
     ctx.mark_non_differentiable(mask)
     assert mask is not None
-    # Traced, ReLU has no bits: its result says the same, and most often is kept by others too.
-    ctx.by_result = rest[7] == "relu" and rest[4] and not mask.numel()
+    # A program that is compiled packs no bits of ReLU if nobody reads them: the result says the
+    # same, and most often is kept by others too.
+    ctx.by_result = rest[7] == "relu" and rest[4] and isinstance(x, FunctionalTensor)
     if rest[7] is None:
         added = mask = None
+    elif ctx.by_result:
+        added, mask = output[0], None
     elif mask.numel():
         added = None
     else:
-        added, mask = output[0] if ctx.by_result else added, None
+        mask = None
     _setup_channels(ctx, x, added, rest, output, mask)
 
 

@@ -27,6 +27,7 @@ from normgrad.torch.forward import (
     group_format,
     no_mask,
     normalize_batch,
+    packed_mask,
 )
 from normgrad.torch.library import Tensor, memory_format, wide
 
@@ -145,16 +146,19 @@ def traced_batch_norm_add(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same of a batch norm with a shortcut.
 
-    No bits are kept of ReLU: the gradient through it is the shortcut's, and the compiler writes it
-    in one kernel with what comes before.
+    The bits of ReLU are packed by hand, for who asks: its gradient does without, and the compiler
+    writes that in one kernel with what comes before.
     """
     if not x.numel():
         made = normalize_batch(x, weight, bias, None, None, training, momentum, eps)
         return *made, no_mask(x)
     arguments = (x, weight, bias, running_mean, running_var, training, momentum, eps)
     z, mean, rstd = _traced_channels(*arguments)
-    y = _as_laid_out(activated(z + shortcut, activation, slope), x)
-    return y, mean, rstd, no_mask(x)
+    z = z + shortcut
+    y = _as_laid_out(activated(z, activation, slope), x)
+    if not training or activation != "relu":
+        return y, mean, rstd, no_mask(x)
+    return y, mean, rstd, packed_mask(_as_laid_out(z, x))
 
 
 def _traced_channels(
