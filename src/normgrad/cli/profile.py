@@ -10,7 +10,7 @@ from types import MethodType
 from typing import Any, Final
 
 from normgrad.cli import terminal
-from normgrad.core.errors import OptionError
+from normgrad.core.errors import NormgradError, OptionError
 
 EXAMPLES: Final = (
     "normgrad profile train.py",
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the script until enough steps were seen; its own output goes to stderr."""
     if not args.script.is_file():
-        raise OptionError("SCRIPT", "must be a file", str(args.script))
+        raise NormgradError(f"there is no file {args.script}")
     from normgrad.backends.base import unusable
 
     reason = unusable("torch")
